@@ -53,13 +53,13 @@ def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
         assert (panel, serious(page)) == (panel, [])
     page.locator(".card .open").first.click()
     page.get_by_role("dialog").get_by_text("Details").click()
-    expect(page.get_by_role("dialog").get_by_role("heading", name="Its path")).to_be_visible()
+    expect(page.get_by_role("dialog").get_by_role("heading", name="Path through the codes")).to_be_visible()
     expect(page.locator("[aria-busy=true]")).to_have_count(0)
     assert ("item", serious(page)) == ("item", [])
 
 
 def test_a_search_and_a_look_at_a_hit_need_no_mouse(page):
-    box = page.get_by_role("textbox", name="What to look for")
+    box = page.get_by_role("textbox", name="Search query")
     expect(box).to_be_focused()
     page.keyboard.type("a leaf")
     page.keyboard.press("Enter")

@@ -48,14 +48,14 @@ def test_dropped_files_are_shown_named_added_and_found(page):
         }""",
         [list(drawn("crimson")), "a crimson disc"],
     )
-    rows = page.get_by_role("list", name="To be added").get_by_role("listitem")
+    rows = page.get_by_role("list", name="Items to add").get_by_role("listitem")
     expect(rows).to_have_count(1)
     expect(rows.get_by_role("textbox", name="Text of disc.png")).to_have_value("a crimson disc")
     rows.get_by_role("textbox", name="Name of disc.png").fill("crimson-disc")
     page.get_by_role("button", name="Add 1 item").click()
     expect(page.locator("#added")).to_contain_text("1 item added")
     expect(page.locator("#status")).to_contain_text("1 item added")
-    page.get_by_role("link", name="Find it, and what is like it").click()
+    page.get_by_role("link", name="Show it and similar items").click()
     expect(page.locator('.grid [data-id="crimson-disc"]')).to_be_visible()
 
 
@@ -74,7 +74,7 @@ def test_a_written_text_is_added_and_deleted_again(page):
     page.get_by_role("button", name="Add to list").click()
     page.get_by_role("textbox", name=re.compile("Name of text-")).fill("lighthouse")
     page.get_by_role("button", name="Add 1 item").click()
-    page.get_by_role("link", name="Find it, and what is like it").click()
+    page.get_by_role("link", name="Show it and similar items").click()
     card = page.locator('.grid [data-id="lighthouse"]')
     card.get_by_role("link").click()
     page.get_by_role("dialog", name="Item").get_by_role("button", name="Delete").click()
@@ -85,8 +85,8 @@ def test_a_written_text_is_added_and_deleted_again(page):
     page.get_by_role("dialog", name="Item").get_by_role("button", name="Delete").click()
     asking.get_by_role("button", name="Delete").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    expect(page.locator("#status")).to_contain_text("lighthouse is deleted")
-    page.get_by_role("textbox", name="What to look for").fill("A lighthouse on a rock.")
+    expect(page.locator("#status")).to_contain_text("lighthouse was deleted")
+    page.get_by_role("textbox", name="Search query").fill("A lighthouse on a rock.")
     page.get_by_role("button", name="Search", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("^[0-9]+ hits$"))).to_be_visible()
     expect(card).to_have_count(0)

@@ -9,7 +9,7 @@ from playwright.sync_api import Page, Route, expect
 
 
 def search(page: Page, text: str = "a leaf") -> None:
-    page.get_by_role("textbox", name="What to look for").fill(text)
+    page.get_by_role("textbox", name="Search query").fill(text)
     page.get_by_role("button", name="Search", exact=True).click()
 
 

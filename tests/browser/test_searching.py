@@ -19,7 +19,7 @@ def address_query(page: Page) -> dict[str, list[str]]:
 
 
 def search(page: Page, text: str) -> None:
-    page.get_by_role("textbox", name="What to look for").fill(text)
+    page.get_by_role("textbox", name="Search query").fill(text)
     page.get_by_role("button", name="Search", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("^[0-9]+ hits?$"))).to_be_visible()
 
@@ -33,11 +33,11 @@ def test_hits_that_come_late_do_not_take_the_place_of_those_one_went_back_to(pag
     first = hits(page).first.get_by_role("link").get_attribute("aria-label")
     held = []
     page.route("**/v1/search", lambda route: held.append(route))  # noqa: PLW0108  its argument is asked for
-    page.get_by_role("textbox", name="What to look for").fill("Quaver. Item 2420-41")
+    page.get_by_role("textbox", name="Search query").fill("Quaver. Item 2420-41")
     page.keyboard.press("Enter")
     expect(page.locator("#results")).to_have_attribute("aria-busy", "true")
     page.go_back()
-    expect(page.get_by_role("textbox", name="What to look for")).to_have_value("a blue leaf")
+    expect(page.get_by_role("textbox", name="Search query")).to_have_value("a blue leaf")
     for route in held:
         route.continue_()
     page.wait_for_timeout(300)
@@ -68,7 +68,7 @@ def test_the_address_says_the_search_and_back_goes_to_the_one_before(page, open_
     search(page, "a red anchor")
     assert address_query(page) == {"q": ["a red anchor"]}
     page.go_back()
-    expect(page.get_by_role("textbox", name="What to look for")).to_have_value("a blue leaf")
+    expect(page.get_by_role("textbox", name="Search query")).to_have_value("a blue leaf")
     expect(hits(page).first.get_by_role("link")).to_have_attribute("aria-label", first)
     again = open_page(page.url)
     expect(hits(again).first.get_by_role("link")).to_have_attribute("aria-label", first)
@@ -139,7 +139,7 @@ def test_filters_without_a_query_show_what_they_allow(page):
     page.get_by_role("combobox", name="Field").select_option("kind")
     page.get_by_role("textbox", name="Value", exact=True).fill("image")
     expect(
-        page.get_by_role("heading", name=re.compile("items, the last added first"))
+        page.get_by_role("heading", name=re.compile("items, newest first"))
     ).to_be_visible()
     expect(page.locator(".grid .text.alone")).to_have_count(0)
 
@@ -169,7 +169,7 @@ def test_the_beam_is_a_dial_and_the_answer_says_how_it_was_searched(page):
 def test_hits_appear_as_one_types_and_back_leaves_them_in_one_step(page):
     search(page, "a leaf")
     first = hits(page).first.get_by_role("link").get_attribute("aria-label")
-    box = page.get_by_role("textbox", name="What to look for")
+    box = page.get_by_role("textbox", name="Search query")
     box.fill("")
     for words in ("a red", "a red anchor"):
         box.fill(words)

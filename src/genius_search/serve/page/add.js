@@ -1,13 +1,13 @@
-// New items: drop files, look at them, name them, send them in parts small enough to be accepted.
+// The form for new items: drop files, review and name them, and send them in small batches.
 
 import { ask, isPicture, ready } from "./api.js";
 import { byId, count, h, icon, items, say, tell } from "./elements.js";
 import { forgetAnswer } from "./results.js";
 import { address, arrive, chosen, current, learnIndexes, START } from "./state.js";
 
-const BYTES_AT_ONCE = 6_000_000;
-const ITEMS_AT_ONCE = 8; // their texts have at most 240 kB
-const MOST_TEXT = 10_000;
+const MAX_BATCH_BYTES = 6_000_000;
+const MAX_BATCH_ITEMS = 8; // their texts have at most 240 kB of UTF-8, less than the limit for JSON
+const MAX_TEXT_LENGTH = 10_000;
 let waiting = [];
 let drawn = false;
 
@@ -15,15 +15,45 @@ export function showAdd() {
   const place = byId("add");
   if (!chosen().writable) {
     drawn = false;
-    place.replaceChildren(h("h1", { id: "add-title", tabindex: "-1" }, "Add items"), h("div", { class: "empty" }, h("h2", {}, "This index is read-only"), h("p", {}, "The server was started so that nothing can be added, or your key may only read.")));
+    place.replaceChildren(
+      h("h1", { id: "add-title", tabindex: "-1" }, "Add items"),
+      h(
+        "div",
+        { class: "empty" },
+        h("h2", {}, "This index is read-only"),
+        h("p", {}, "Your API key does not allow changes."),
+      ),
+    );
     return;
   }
   if (drawn) return;
   drawn = true;
-  const files = h("input", { id: "files", type: "file", multiple: true, accept: "image/*,.heic,.heif,.txt,.md", class: "unseen" });
+  const files = h("input", {
+    id: "files",
+    type: "file",
+    multiple: true,
+    accept: "image/*,.heic,.heif,.txt,.md",
+    class: "unseen",
+  });
   files.addEventListener("change", () => (take([...files.files]), (files.value = "")));
-  const zone = h("label", { class: "zone", for: "files" }, icon("drop"), h("strong", {}, "Drop pictures and texts here"), h("span", { class: "fine" }, "or choose files. A .txt file with the name of a picture becomes its caption."), files);
-  const words = h("textarea", { id: "words", rows: 2, maxlength: 4000, placeholder: "A text to be found" });
+  const zone = h(
+    "label",
+    { class: "zone", for: "files" },
+    icon("drop"),
+    h("strong", {}, "Drop pictures and texts here"),
+    h(
+      "span",
+      { class: "fine" },
+      "or choose files. A .txt file with the name of a picture becomes its caption.",
+    ),
+    files,
+  );
+  const words = h("textarea", {
+    id: "words",
+    rows: 2,
+    maxlength: 4000,
+    placeholder: "Text of the new item",
+  });
   const addText = () => {
     if (!words.value.trim()) return;
     waiting.push({ id: `text-${Date.now().toString(36)}`, text: words.value.trim(), file: null });
@@ -32,39 +62,63 @@ export function showAdd() {
   };
   place.replaceChildren(
     h("h1", { id: "add-title", tabindex: "-1" }, "Add items"),
-    h("p", { class: "lead" }, "New items can be found at once. An item with an existing name replaces the old one."),
+    h(
+      "p",
+      { class: "lead" },
+      "New items can be found immediately. An item with the name of an existing item replaces it.",
+    ),
     zone,
-    h("div", { class: "row words" }, h("label", { for: "words" }, "Or write a text"), words, h("button", { type: "button", onclick: addText }, "Add to list")),
+    h(
+      "div",
+      { class: "row words" },
+      h("label", { for: "words" }, "Or write a text"),
+      words,
+      h("button", { type: "button", onclick: addText }, "Add to list"),
+    ),
     h("div", { id: "waiting" }),
     h("div", { id: "added" }),
   );
   redraw();
 }
 
-/** Put files on the list of what is to be added. */
+/**
+ * Add files to the list of new items. A text file with the name of a picture becomes its caption.
+ */
 export async function take(files) {
   const stem = (file) => file.name.replace(/\.[^.]*$/, "");
   const texts = new Map();
-  const amiss = [];
+  const problems = [];
   for (const file of files.filter(isText)) {
     const text = (await file.text()).trim();
-    if (text) texts.set(file.name, text.slice(0, MOST_TEXT));
-    if (!text) amiss.push(`${file.name} is empty`);
-    else if (text.length > MOST_TEXT) amiss.push(`${file.name} is cut after ${count(MOST_TEXT)} characters`);
+    if (text) texts.set(file.name, text.slice(0, MAX_TEXT_LENGTH));
+    if (!text) problems.push(`${file.name} is empty`);
+    else if (text.length > MAX_TEXT_LENGTH)
+      problems.push(`${file.name} was cut after ${count(MAX_TEXT_LENGTH)} characters`);
   }
-  for (const file of files.filter((one) => !isText(one))) {
+  for (const file of files.filter((other) => !isText(other))) {
     const caption = `${stem(file)}.txt`;
-    if (!isPicture(file)) amiss.push(`${file.name} is neither a picture nor a .txt or .md file`);
-    else if (!chosen().reads_images) amiss.push(`${file.name} is a picture, and this index reads only texts`);
+    if (!isPicture(file)) problems.push(`${file.name} is neither a picture nor a .txt or .md file`);
+    else if (!chosen().reads_images)
+      problems.push(`${file.name} is a picture, but this index accepts only texts`);
     else {
-      waiting = waiting.filter((one) => one.id !== file.name);
-      waiting.push({ id: file.name, text: texts.get(caption) ?? "", file, url: URL.createObjectURL(file) });
+      waiting = waiting.filter((item) => item.id !== file.name);
+      waiting.push({
+        id: file.name,
+        text: texts.get(caption) ?? "",
+        file,
+        url: URL.createObjectURL(file),
+      });
       texts.delete(caption);
     }
   }
   for (const [id, text] of texts) waiting.push({ id, text, file: null });
   redraw();
-  if (amiss.length) tell({ status: 0, title: "Left out or cut", message: `${amiss.slice(0, 5).join("; ")}${amiss.length > 5 ? `; and ${amiss.length - 5} more` : ""}.` });
+  if (problems.length)
+    tell({
+      status: 0,
+      title: "Some files were left out or cut",
+      message: `${problems.slice(0, 5).join("; ")}${problems.length > 5 ? `; and ${problems.length - 5} more` : ""}.`,
+    });
   byId("send")?.focus();
 }
 
@@ -76,47 +130,76 @@ function redraw() {
     place.replaceChildren();
     return;
   }
-  const send = h("button", { type: "button", class: "primary", id: "send", onclick: sendAll }, `Add ${items(waiting.length)}`);
+  const send = h(
+    "button",
+    { type: "button", class: "primary", id: "send", onclick: sendAll },
+    `Add ${items(waiting.length)}`,
+  );
   const clear = () => {
     waiting = [];
     redraw();
   };
   place.replaceChildren(
     h("div", { class: "actions" }, send, h("button", { type: "button", onclick: clear }, "Clear")),
-    h("ul", { class: "waiting", "aria-label": "To be added" }, waiting.map(row)),
+    h("ul", { class: "waiting", "aria-label": "Items to add" }, waiting.map(row)),
   );
-  say(`${items(waiting.length)} to be added.`);
+  say(`${items(waiting.length)} ready to add.`);
 }
 
-function row(one) {
+function row(item) {
   const input = (label, name, placeholder) => {
-    const field = h("input", { type: "text", "aria-label": `${label} of ${one.id}`, value: one[name], placeholder, maxlength: name === "id" ? 500 : MOST_TEXT });
-    field.addEventListener("change", () => (one[name] = field.value.trim() || (name === "id" ? one.id : "")));
+    const field = h("input", {
+      type: "text",
+      "aria-label": `${label} of ${item.id}`,
+      value: item[name],
+      placeholder,
+      maxlength: name === "id" ? 500 : MAX_TEXT_LENGTH,
+    });
+    field.addEventListener(
+      "change",
+      () => (item[name] = field.value.trim() || (name === "id" ? item.id : "")),
+    );
     return field;
   };
   const drop = () => {
-    waiting = waiting.filter((other) => other !== one);
+    waiting = waiting.filter((other) => other !== item);
     redraw();
   };
   return h(
     "li",
     {},
-    h("span", { class: "frame" }, one.url ? h("img", { src: one.url, alt: "", onerror: (event) => event.target.remove() }) : h("span", { class: "snippet" }, "Text")),
-    h("span", { class: "entries" }, input("Name", "id", "name"), input("Text", "text", one.file ? "caption, if it has one" : "text")),
-    h("button", { type: "button", class: "icon", "aria-label": `Leave out ${one.id}`, onclick: drop }, icon("close")),
+    h(
+      "span",
+      { class: "frame" },
+      item.url
+        ? h("img", { src: item.url, alt: "", onerror: (event) => event.target.remove() })
+        : h("span", { class: "snippet" }, "Text"),
+    ),
+    h(
+      "span",
+      { class: "entries" },
+      input("Name", "id", "name"),
+      input("Text", "text", item.file ? "caption (optional)" : "text"),
+    ),
+    h(
+      "button",
+      { type: "button", class: "icon", "aria-label": `Remove ${item.id}`, onclick: drop },
+      icon("close"),
+    ),
   );
 }
 
-/** Parts of at most so many items and bytes, in order. */
-function inParts() {
-  const parts = [[]];
-  for (const one of waiting) {
-    const bytes = parts.at(-1).reduce((sum, { file }) => sum + (file?.size ?? 0), one.file?.size ?? 0);
-    const isFull = bytes > BYTES_AT_ONCE || parts.at(-1).length >= ITEMS_AT_ONCE;
-    if (isFull && parts.at(-1).length) parts.push([]);
-    parts.at(-1).push(one);
+/** Divide the list into batches that the server accepts, in order. */
+function toBatches() {
+  const batches = [[]];
+  for (const item of waiting) {
+    const batch = batches.at(-1);
+    const bytes = batch.reduce((sum, { file }) => sum + (file?.size ?? 0), item.file?.size ?? 0);
+    const isFull = bytes > MAX_BATCH_BYTES || batch.length >= MAX_BATCH_ITEMS;
+    if (isFull && batch.length) batches.push([item]);
+    else batch.push(item);
   }
-  return parts;
+  return batches;
 }
 
 async function sendAll() {
@@ -124,17 +207,29 @@ async function sendAll() {
   const sum = { added: 0, replaced: 0, unchanged: 0, left_out: [] };
   const ids = [];
   const bar = h("progress", { max: total, value: 0, "aria-label": "Items added" });
-  byId("waiting").querySelector(".actions").replaceChildren(bar, h("span", { class: "fine" }, "Adding …"));
-  for (const part of inParts()) {
+  byId("waiting")
+    .querySelector(".actions")
+    .replaceChildren(bar, h("span", { class: "fine" }, "Adding …"));
+  for (const batch of toBatches()) {
     try {
       const files = {};
-      for (const [at, one] of part.entries()) if (one.file) files[`picture-${at}`] = await ready(one.file, { shrink: false });
-      const sent = part.map((one, at) => ({ id: one.id, text: one.text || undefined, image: one.file ? `picture-${at}` : undefined }));
-      const done = await ask("/v1/items", { method: "POST", query: { index: chosen().name }, json: { items: sent }, files });
-      for (const name of ["added", "replaced", "unchanged"]) sum[name] += done[name];
-      sum.left_out.push(...done.left_out);
-      const out = new Set(done.left_out.map((one) => one.id));
-      ids.push(...part.map((one) => one.id).filter((id) => !out.has(id)));
+      for (const [number, item] of batch.entries())
+        if (item.file) files[`picture-${number}`] = await ready(item.file, { shrink: false });
+      const newItems = batch.map((item, number) => ({
+        id: item.id,
+        text: item.text || undefined,
+        image: item.file ? `picture-${number}` : undefined,
+      }));
+      const result = await ask("/v1/items", {
+        method: "POST",
+        query: { index: chosen().name },
+        json: { items: newItems },
+        files,
+      });
+      for (const name of ["added", "replaced", "unchanged"]) sum[name] += result[name];
+      sum.left_out.push(...result.left_out);
+      const leftOut = new Set(result.left_out.map(({ id }) => id));
+      ids.push(...batch.map(({ id }) => id).filter((id) => !leftOut.has(id)));
     } catch (problem) {
       if (!problem.leftOut) {
         redraw();
@@ -143,8 +238,8 @@ async function sendAll() {
       }
       sum.left_out.push(...problem.leftOut);
     }
-    for (const one of part) if (one.url) URL.revokeObjectURL(one.url);
-    waiting = waiting.filter((one) => !part.includes(one));
+    for (const { url } of batch) if (url) URL.revokeObjectURL(url);
+    waiting = waiting.filter((item) => !batch.includes(item));
     bar.value = total - waiting.length;
   }
   forgetAnswer();
@@ -154,12 +249,44 @@ async function sendAll() {
 }
 
 function drawOutcome(sum, ids) {
-  const said = [sum.added && `${items(sum.added)} added`, sum.replaced && `${count(sum.replaced)} of them in place of another`, sum.unchanged && `${count(sum.unchanged)} here already`].filter(Boolean).join(", ");
-  if (!said && !sum.left_out.length) return;
-  const find = ids.length > 0 && h("p", { class: "actions" }, h("a", { class: "button", href: address({ ...START, index: chosen().name, parts: [{ value: ids[0], weight: 1 }] }) }, ids.length === 1 ? "Find it, and what is like it" : "Find the first, and what is like it"));
+  const summary = [
+    sum.added && `${items(sum.added)} added`,
+    sum.replaced && `${count(sum.replaced)} replaced`,
+    sum.unchanged && `${count(sum.unchanged)} unchanged`,
+  ]
+    .filter(Boolean)
+    .join(", ");
+  if (!summary && !sum.left_out.length) return;
+  const find =
+    ids.length > 0 &&
+    h(
+      "p",
+      { class: "actions" },
+      h(
+        "a",
+        {
+          class: "button",
+          href: address({ ...START, index: chosen().name, parts: [{ value: ids[0], weight: 1 }] }),
+        },
+        ids.length === 1 ? "Show it and similar items" : "Show the first and similar items",
+      ),
+    );
   byId("added").replaceChildren(
-    said ? h("div", { class: "notice good" }, h("strong", {}, said), find) : "",
-    sum.left_out.length ? h("div", { class: said ? "notice warn" : "notice" }, h("strong", {}, `${items(sum.left_out.length)} left out`), h("ul", {}, sum.left_out.map((one) => h("li", {}, h("b", {}, one.id), `: ${one.reason}`)))) : "",
+    summary ? h("div", { class: "notice good" }, h("strong", {}, summary), find) : "",
+    sum.left_out.length
+      ? h(
+          "div",
+          { class: summary ? "notice warn" : "notice" },
+          h("strong", {}, `${items(sum.left_out.length)} left out`),
+          h(
+            "ul",
+            {},
+            sum.left_out.map(({ id, reason }) => h("li", {}, h("b", {}, id), `: ${reason}`)),
+          ),
+        )
+      : "",
   );
-  say(`${said || "Nothing was added"}. ${sum.left_out.length ? `${sum.left_out.length} left out.` : ""}`);
+  say(
+    `${summary || "Nothing was added"}. ${sum.left_out.length ? `${sum.left_out.length} left out.` : ""}`,
+  );
 }

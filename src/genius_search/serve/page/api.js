@@ -1,29 +1,35 @@
-// Calls to the server: the key goes along, and every failure becomes a Problem that says what to do. Pictures
-// of items come from here too, and those that a person brings are made ready for it.
+// Calls to the server. Each call sends the API key, and each failure becomes a Problem. This module
+// also loads the pictures of items, and prepares pictures of the user for sending.
 
 import { h } from "./elements.js";
 
-const BLOBS_KEPT = 400;
-const LARGE = 1_500_000;
-const LONGEST_SIDE = 1024;
-const fetched = new Map();
-const KEPT = "genius-key";
+const MAX_CACHED_PICTURES = 400;
+const LARGE_BYTES = 1_500_000; // larger pictures are shrunk before a search
+const MAX_SIDE = 1024; // of a shrunk picture, in pixels
+const fetched = new Map(); // address of a picture -> promise of a blob URL, oldest first
+const STORAGE_NAME = "genius-key";
 let askForKey = async () => false;
 let asking = null;
 
 export const key = {
-  get: () => sessionStorage.getItem(KEPT),
-  set: (value) => (value ? sessionStorage.setItem(KEPT, value) : sessionStorage.removeItem(KEPT)),
+  get: () => sessionStorage.getItem(STORAGE_NAME),
+  set: (value) =>
+    value ? sessionStorage.setItem(STORAGE_NAME, value) : sessionStorage.removeItem(STORAGE_NAME),
 };
 
-/** What to do when the server wants a key: resolves to whether there is a new one. */
+/**
+ * Set the function that asks the user for an API key. It resolves to whether there is a new key.
+ */
 export function onKeyWanted(ask) {
   askForKey = ask;
 }
 
-/** What went wrong, in the server's words where it had some. */
+/** An error to show to the user, with the message of the server if it sent one. */
 export class Problem extends Error {
-  constructor({ status, title, detail, request_id: requestId, left_out: leftOut }, retryAfter = null) {
+  constructor(
+    { status, title, detail, request_id: requestId, left_out: leftOut },
+    retryAfter = null,
+  ) {
     super((detail || title).replace(/^./u, (first) => first.toUpperCase()));
     this.status = status;
     this.title = title;
@@ -33,19 +39,24 @@ export class Problem extends Error {
   }
 }
 
-/** A request, with a body of JSON, or of JSON and the files that it names. */
+/** Send a request, with JSON or with JSON and the files that it names; return the response. */
 export async function call(path, { method = "GET", query = {}, json, files = {}, signal } = {}) {
   const address = new URL(path, location.origin);
-  for (const [name, value] of Object.entries(query)) if (value !== null && value !== undefined) address.searchParams.set(name, value);
+  for (const [name, value] of Object.entries(query))
+    if (value !== null && value !== undefined) address.searchParams.set(name, value);
   const used = key.get();
   const isForm = Object.keys(files).length > 0;
   const response = await reach(address, {
     method,
     signal,
-    headers: { ...(json === undefined || isForm ? {} : { "Content-Type": "application/json" }), ...(used ? { Authorization: `Bearer ${used}` } : {}) },
+    headers: {
+      ...(json === undefined || isForm ? {} : { "Content-Type": "application/json" }),
+      ...(used ? { Authorization: `Bearer ${used}` } : {}),
+    },
     body: isForm ? form(json, files) : json === undefined ? undefined : JSON.stringify(json),
   });
-  if (response.status === 401 && (await wantKey(used))) return call(path, { method, query, json, files, signal });
+  if (response.status === 401 && (await wantKey(used)))
+    return call(path, { method, query, json, files, signal });
   if (!response.ok) throw await problem(response);
   return response;
 }
@@ -64,11 +75,16 @@ async function reach(address, options) {
     return await fetch(address, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem({ status: 0, title: "The server does not answer", detail: "It may have been stopped, or the connection is gone. Start it with “genius serve”, then try again." });
+    throw new Problem({
+      status: 0,
+      title: "The server does not answer",
+      detail:
+        "It may have been stopped, or the connection was lost. Start it with “genius serve” and try again.",
+    });
   }
 }
 
-/** Many calls may find out at once that the key is wrong; the person is asked once. */
+/** Ask for a key once, even if several concurrent calls were refused. */
 function wantKey(used) {
   if (key.get() !== used) return true;
   asking ??= askForKey(used !== null).finally(() => (asking = null));
@@ -76,26 +92,36 @@ function wantKey(used) {
 }
 
 const TITLES = {
-  400: "This cannot be read",
-  401: "An API key is needed",
-  403: "This key may not do that",
-  404: "Not there",
+  400: "Invalid request",
+  401: "API key required",
+  403: "Not allowed",
+  404: "Not found",
   413: "Too large",
-  422: "This cannot be done",
+  422: "Invalid input",
   429: "The server is busy",
-  504: "That took too long",
+  504: "The search took too long",
 };
 
 async function problem(response) {
-  const said = await response.json().catch(() => ({}));
-  const title = TITLES[response.status] ?? said.title ?? `The server answered ${response.status}`;
-  return new Problem({ ...said, status: response.status, title }, Number(response.headers.get("Retry-After")));
+  const details = await response.json().catch(() => ({}));
+  const title =
+    TITLES[response.status] ??
+    details.title ??
+    `The server responded with status ${response.status}`;
+  return new Problem(
+    { ...details, status: response.status, title },
+    Number(response.headers.get("Retry-After")),
+  );
 }
 
-/** An item's picture. An <img> cannot send a key, so with one the bytes are fetched and kept as a blob. */
+/**
+ * Create the picture of an item. An <img> cannot send a key, so with a key, the bytes are fetched
+ * and shown as a blob.
+ */
 export function picture(path, alt, size = 256) {
   const image = h("img", { alt, loading: "lazy", decoding: "async", draggable: "false" });
-  const failed = () => image.replaceWith(h("span", { class: "gone" }, "The picture cannot be shown"));
+  const failed = () =>
+    image.replaceWith(h("span", { class: "gone" }, "The picture cannot be shown"));
   image.addEventListener("error", failed);
   const address = new URL(path, location.origin);
   address.searchParams.set("size", size);
@@ -110,7 +136,7 @@ function withKey(address) {
     const url = call(address).then(async (response) => URL.createObjectURL(await response.blob()));
     url.catch(() => fetched.delete(name));
     fetched.set(name, url);
-    if (fetched.size > BLOBS_KEPT) {
+    if (fetched.size > MAX_CACHED_PICTURES) {
       const [oldest, old] = fetched.entries().next().value;
       fetched.delete(oldest);
       old.then(URL.revokeObjectURL, () => {});
@@ -119,17 +145,28 @@ function withKey(address) {
   return fetched.get(name);
 }
 
-/** A brought picture as the server takes it. An encoder looks at a few hundred pixels, so a large one is shrunk to be searched with. */
+/**
+ * Prepare a picture of the user for sending. An encoder reads a few hundred pixels per side, so a
+ * large picture is shrunk for a search. AVIF, which the server refuses, becomes JPEG.
+ */
 export async function ready(file, { shrink }) {
-  const isLarge = shrink && file.size > LARGE;
+  const isLarge = shrink && file.size > LARGE_BYTES;
   if (!isLarge && file.type !== "image/avif") return file;
   const bitmap = await createImageBitmap(file).catch(() => null);
-  if (!bitmap) return file; // the server says why it cannot be read
-  const scale = isLarge ? Math.min(1, LONGEST_SIDE / Math.max(bitmap.width, bitmap.height)) : 1;
-  const canvas = h("canvas", { width: Math.round(bitmap.width * scale), height: Math.round(bitmap.height * scale) });
+  if (!bitmap) return file; // the server explains why it cannot be read
+  const scale = isLarge ? Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height)) : 1;
+  const canvas = h("canvas", {
+    width: Math.round(bitmap.width * scale),
+    height: Math.round(bitmap.height * scale),
+  });
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  return new Promise((resolve) => canvas.toBlob((blob) => resolve(blob ?? file), "image/jpeg", 0.92));
+  return new Promise((resolve) =>
+    canvas.toBlob((blob) => resolve(blob ?? file), "image/jpeg", 0.92),
+  );
 }
 
-/** Browsers know some kinds of pictures, such as HEIC, by the name at best. */
-export const isPicture = (file) => file.type.startsWith("image/") || /\.(hei[cf]|hif|avif)$/i.test(file.name);
+/**
+ * Return whether a file is a picture. Browsers do not know the type of some formats, such as HEIC.
+ */
+export const isPicture = (file) =>
+  file.type.startsWith("image/") || /\.(hei[cf]|hif|avif)$/i.test(file.name);

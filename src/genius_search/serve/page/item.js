@@ -1,4 +1,4 @@
-// One item, from the side: its picture and words, what to do with it, and its path through the codes.
+// The panel of one item: its picture and text, actions, and its path through the codes.
 
 import { ask, call, key } from "./api.js";
 import { compose, moreLike, thisBut } from "./composer.js";
@@ -9,7 +9,7 @@ import { chosen, closeItem, current, go, hasQuery, learnIndexes } from "./state.
 let sheet = null;
 let shownId = null;
 
-/** Open the item of the state, or close what is open. */
+/** Show the item of the state, or close the panel if there is none. */
 export async function showItem(state) {
   if (state.item === shownId) return;
   shownId = state.item;
@@ -19,7 +19,10 @@ export async function showItem(state) {
   if (!state.item) return;
   const body = h("div", { class: "body" });
   const opened = (sheet = modal("Item", { class: "sheet" }, body));
-  opened.addEventListener("close", () => sheet === opened && ((sheet = null), (shownId = null), closeItem()));
+  opened.addEventListener(
+    "close",
+    () => sheet === opened && ((sheet = null), (shownId = null), closeItem()),
+  );
   try {
     const item = await ask("/v1/items", { query: { index: chosen().name, id: state.item } });
     if (sheet === opened) draw(body, item, state);
@@ -42,23 +45,61 @@ function draw(body, item, state) {
       { class: "actions" },
       h("button", { type: "button", class: "primary", onclick: then(moreLike) }, "Similar"),
       h("button", { type: "button", onclick: then(thisBut) }, "Like this, but …"),
-      h("button", { type: "button", onclick: then((one) => compose(one, 1)) }, "With this"),
-      h("button", { type: "button", onclick: then((one) => compose(one, -0.5)) }, "Without this"),
+      h("button", { type: "button", onclick: then((shown) => compose(shown, 1)) }, "With this"),
+      h(
+        "button",
+        { type: "button", onclick: then((shown) => compose(shown, -0.5)) },
+        "Without this",
+      ),
     ),
     h(
       "div",
       { class: "actions" },
-      item.image && [original(item, "Open the original", { target: "_blank" }), original(item, "Download", { download: fileName(item) })],
-      chosen().writable && h("button", { type: "button", class: "danger", onclick: () => confirmDelete(item) }, "Delete"),
+      item.image && [
+        original(item, "Open the original", { target: "_blank" }),
+        original(item, "Download", { download: fileName(item) }),
+      ],
+      chosen().writable &&
+        h(
+          "button",
+          { type: "button", class: "danger", onclick: () => confirmDelete(item) },
+          "Delete",
+        ),
     ),
-    fields.length ? h("dl", { class: "fields" }, fields.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))) : "",
-    h("details", { class: "path", ontoggle: ({ target }) => target.open && hasQuery(state) && explain(target.lastChild, item, state) }, h("summary", {}, "Details"), h("p", { class: "fine" }, `${modalityName(item.modality)}, codes `, h("span", { class: "code" }, item.codes.join(" "))), h("section", { "aria-label": "Path through the codes" })),
+    fields.length
+      ? h(
+          "dl",
+          { class: "fields" },
+          fields.map(([name, value]) =>
+            h("div", {}, h("dt", {}, name), h("dd", {}, String(value))),
+          ),
+        )
+      : "",
+    h(
+      "details",
+      {
+        class: "path",
+        ontoggle: ({ target }) =>
+          target.open && hasQuery(state) && explain(target.lastChild, item, state),
+      },
+      h("summary", {}, "Details"),
+      h(
+        "p",
+        { class: "fine" },
+        `${modalityName(item.modality)}, codes `,
+        h("span", { class: "code" }, item.codes.join(" ")),
+      ),
+      h("section", { "aria-label": "Path through the codes" }),
+    ),
   );
 }
 
 const fileName = (item) => item.id.split("/").at(-1);
 
-/** A link to the file of a picture as it is; with a key it is fetched first, since a link cannot send one. */
+/**
+ * Create a link to the original file of a picture. A link cannot send a key, so with a key, the
+ * file is fetched first.
+ */
 function original(item, label, attributes) {
   const path = `/v1/items/original?${new URLSearchParams({ index: chosen().name, id: item.id })}`;
   const fetchFirst = async (event) => {
@@ -71,10 +112,14 @@ function original(item, label, attributes) {
       tell(problem);
     }
   };
-  return h("a", { class: "button", href: path, onclick: fetchFirst, "data-leaves": true, ...attributes }, label);
+  return h(
+    "a",
+    { class: "button", href: path, onclick: fetchFirst, "data-leaves": true, ...attributes },
+    label,
+  );
 }
 
-/** Close without going Back: what was asked for leads elsewhere. */
+/** Close the panel without going back in the history, since an action opens another view. */
 function leave() {
   const opened = sheet;
   sheet = null;
@@ -84,45 +129,65 @@ function leave() {
 
 function flat(fields, before = "") {
   return Object.entries(fields).reduce(
-    (found, [name, value]) => (value !== null && typeof value === "object" && !Array.isArray(value) ? { ...found, ...flat(value, `${before}${name}.`) } : { ...found, [before + name]: Array.isArray(value) ? value.join(", ") : value }),
+    (found, [name, value]) =>
+      value !== null && typeof value === "object" && !Array.isArray(value)
+        ? { ...found, ...flat(value, `${before}${name}.`) }
+        : { ...found, [before + name]: Array.isArray(value) ? value.join(", ") : value },
     {},
   );
 }
 
 async function explain(place, item, state) {
-  place.replaceChildren(h("h3", {}, "Its path"), h("p", { class: "fine", "aria-busy": "true" }, "Reading its path …"));
+  place.replaceChildren(
+    h("h3", {}, "Path through the codes"),
+    h("p", { class: "fine", "aria-busy": "true" }, "Loading …"),
+  );
   try {
     const { json, files } = await question(state);
-    const told = await ask("/v1/explain", { method: "POST", json: { ...json, id: item.id }, files });
+    const explanation = await ask("/v1/explain", {
+      method: "POST",
+      json: { ...json, id: item.id },
+      files,
+    });
     place.replaceChildren(
-      h("h3", {}, "Its path"),
-      h("p", { class: "outcome" }, outcome(told)),
-      h("p", { class: "fine" }, `Its codes, coarse to fine. ${told.levels[0].probability === null ? "The longer the bar, the fewer codes are closer to the query." : "A bar is the probability that the query gives a code after those before it."}`),
-      h("ol", { class: "levels" }, chosenLevels(told.levels).map((level) => levelRow(level, item))),
+      h("h3", {}, "Path through the codes"),
+      h("p", { class: "outcome" }, outcome(explanation)),
+      h(
+        "p",
+        { class: "fine" },
+        `The codes of the item, from coarse to fine. ${explanation.levels[0].probability === null ? "A longer bar means that fewer codes are closer to the query." : "A bar shows the probability of a code, given the query and the codes before it."}`,
+      ),
+      h(
+        "ol",
+        { class: "levels" },
+        chosenLevels(explanation.levels).map((level) => levelRow(level, item)),
+      ),
     );
   } catch (problem) {
     tell(problem, () => explain(place, item, state), place);
   }
 }
 
-/** Where it stands, or that it was not reached. */
+/** Describe the rank of the item, or why it has none. */
 function outcome({ is_allowed: isAllowed, rank, touched, beam }) {
-  if (!isAllowed) return "The filters, or the choice of what may be found, leave it out.";
-  if (rank !== null) return `Rank ${count(rank)} of ${items(touched)} that the search looked at, with a beam of ${count(beam)}.`;
-  return `It is not among the ${items(touched)} that the search looked at; a beam wider than ${count(beam)} may reach it.`;
+  if (!isAllowed) return "The filters or the selected modality exclude this item.";
+  if (rank !== null)
+    return `Rank ${count(rank)} of ${items(touched)} that the search ranked with a beam of ${count(beam)}.`;
+  return `Not among the ${items(touched)} that the search ranked; a beam wider than ${count(beam)} may reach it.`;
 }
 
-/** As long as there was anything to choose: below, one item is left. */
+/** Return the levels up to the first with a single item; below it, there is nothing to choose. */
 function chosenLevels(levels) {
   const alone = levels.findIndex((level) => level.items === 1) + 1;
   return alone ? levels.slice(0, alone) : levels;
 }
 
 function levelRow({ level, code, items: below, probability, rank, num_siblings: siblings }, item) {
-  const number = probability === null ? `${count(rank)} of ${count(siblings)}` : percent(probability);
+  const number =
+    probability === null ? `${count(rank)} of ${count(siblings)}` : percent(probability);
   return h(
     "li",
-    { title: `${items(below)} below it` },
+    { title: `${items(below)} with these codes` },
     h("span", { class: "name" }, level === 0 ? "modality" : `level ${level}`),
     h("b", { class: "code" }, level === 0 ? modalityName(item.modality) : code),
     h("span", { class: "meter", "--share": probability ?? (siblings - rank + 1) / siblings }),
@@ -136,8 +201,21 @@ function confirmDelete(item) {
     "Delete this item?",
     { class: "small" },
     h("h2", {}, "Delete this item?"),
-    h("p", {}, `Searches will no longer find “${itemName(item)}”. If it was made of a file on the server, the file stays, and adding that again brings it back; what was added on this page is gone.`),
-    h("div", { class: "actions" }, h("button", { type: "button", class: "danger", onclick: () => remove(item, dialog) }, "Delete"), cancel),
+    h(
+      "p",
+      {},
+      `Searches will no longer find “${itemName(item)}”. If it comes from a file on the server, the file stays, and can be added again. An item that was added on this page is lost.`,
+    ),
+    h(
+      "div",
+      { class: "actions" },
+      h(
+        "button",
+        { type: "button", class: "danger", onclick: () => remove(item, dialog) },
+        "Delete",
+      ),
+      cancel,
+    ),
   );
   cancel.focus();
 }
@@ -156,7 +234,9 @@ async function remove(item, dialog) {
   leave();
   forgetAnswer();
   await learnIndexes().catch(tell);
-  await go({ item: null, parts: current().parts.filter((part) => part.value !== item.id) }, { replace: true });
-  say(`${item.id} is deleted.`);
+  await go(
+    { item: null, parts: current().parts.filter((part) => part.value !== item.id) },
+    { replace: true },
+  );
+  say(`${item.id} was deleted.`);
 }
-

@@ -1,4 +1,4 @@
-// Starts the page: which view is shown, links, Back, the key.
+// Start the page: views, links, the history, and the API key.
 
 import { showAdd, take } from "./add.js";
 import { key, onKeyWanted } from "./api.js";
@@ -6,7 +6,17 @@ import { bring, fill, startComposer } from "./composer.js";
 import { byId, h, items, modal, onFiles, tell } from "./elements.js";
 import { showItem } from "./item.js";
 import { showResults } from "./results.js";
-import { allIndexes, arrive, chosen, current, go, learnIndexes, onShow, read, START } from "./state.js";
+import {
+  allIndexes,
+  arrive,
+  chosen,
+  current,
+  go,
+  learnIndexes,
+  onShow,
+  read,
+  START,
+} from "./state.js";
 
 const VIEWS = {
   search: (state) => (fill(state), showResults(state)),
@@ -24,7 +34,8 @@ async function show(state) {
     else link.removeAttribute("aria-current");
   }
   nameIndex();
-  document.title = state.view === "add" ? "Add items · genius" : state.text ? `${state.text} · genius` : "genius";
+  document.title =
+    state.view === "add" ? "Add items · genius" : state.text ? `${state.text} · genius` : "genius";
   const done = VIEWS[state.view](state);
   if (before && before !== state.view && !state.item) byId(`${state.view}-title`)?.focus();
   await Promise.all([done, showItem(state)]);
@@ -32,18 +43,26 @@ async function show(state) {
 
 function nameIndex() {
   const index = chosen();
-  const several = allIndexes().length > 1;
-  byId("size").textContent = several ? items(index.items) : `${index.name} · ${items(index.items)}`;
+  const hasChoice = allIndexes().length > 1;
+  byId("size").textContent = hasChoice
+    ? items(index.items)
+    : `${index.name} · ${items(index.items)}`;
   document.querySelector('nav [data-view="add"]').hidden = !index.writable;
   const select = byId("indexes").querySelector("select");
-  byId("indexes").hidden = !several;
+  byId("indexes").hidden = !hasChoice;
   select.replaceChildren(...allIndexes().map(({ name }) => h("option", { value: name }, name)));
   select.value = index.name;
 }
 
 function askForKey(wasRefused) {
   return new Promise((resolve) => {
-    const input = h("input", { type: "password", id: "api-key", autocomplete: "off", required: true, "aria-describedby": "api-key-about" });
+    const input = h("input", {
+      type: "password",
+      id: "api-key",
+      autocomplete: "off",
+      required: true,
+      "aria-describedby": "api-key-about",
+    });
     const use = (event) => {
       event.preventDefault();
       key.set(input.value.trim());
@@ -56,14 +75,23 @@ function askForKey(wasRefused) {
     const dialog = modal(
       "API key",
       { class: "small" },
-      h("h2", {}, wasRefused ? "The key was not accepted" : "This server wants a key"),
-      h("p", { id: "api-key-about" }, "Whoever started the server has one. It is kept in this tab until you close it, and sent to this server only."),
+      h("h2", {}, wasRefused ? "The key was not accepted" : "This server requires an API key"),
+      h(
+        "p",
+        { id: "api-key-about" },
+        "The operator of the server can give you one. The key is stored in this tab until you close it, and sent to this server only.",
+      ),
       h(
         "form",
         { onsubmit: use },
         h("label", { for: "api-key" }, "API key"),
         input,
-        h("div", { class: "actions" }, h("button", { class: "primary" }, "Use this key"), key.get() && h("button", { type: "button", onclick: forget }, "Forget the one in use")),
+        h(
+          "div",
+          { class: "actions" },
+          h("button", { class: "primary" }, "Use this key"),
+          key.get() && h("button", { type: "button", onclick: forget }, "Forget the current key"),
+        ),
       ),
     );
     dialog.addEventListener("close", () => {
@@ -74,10 +102,20 @@ function askForKey(wasRefused) {
   });
 }
 
-/** Links within the page change what is shown; the browser keeps those that open a new tab. */
+/** Follow links within the page without loading it again, unless they open a new tab. */
 function follow(event) {
   const link = event.target.closest("a[href^='/']");
-  if (!link || "leaves" in link.dataset || event.defaultPrevented || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
+  if (
+    !link ||
+    "leaves" in link.dataset ||
+    event.defaultPrevented ||
+    event.button ||
+    event.metaKey ||
+    event.ctrlKey ||
+    event.shiftKey ||
+    event.altKey
+  )
+    return;
   event.preventDefault();
   const state = current();
   const next = read(new URL(link.href), link.dataset.view ? null : { picture: state.picture });
@@ -93,13 +131,18 @@ async function learn() {
     return;
   }
   if (!allIndexes().length) {
-    tell({ status: 0, title: "This server has no index", message: "Start it with the folder of one: genius serve photos.index" });
+    tell({
+      status: 0,
+      title: "This server has no index",
+      message: "Start it with the folder of an index: genius serve photos.index",
+    });
     return;
   }
   await arrive(read(location, history.state));
   const { view, text, item } = current();
-  const isFree = document.activeElement === document.body; // whoever was quicker keeps the focus
-  if (isFree && view === "search" && !text && !item && matchMedia("(hover: hover)").matches) byId("text").focus();
+  const isFree = document.activeElement === document.body; // do not move a focus that the user has set
+  if (isFree && view === "search" && !text && !item && matchMedia("(hover: hover)").matches)
+    byId("text").focus();
 }
 
 onKeyWanted(askForKey);
@@ -108,9 +151,20 @@ document.addEventListener("click", follow);
 window.addEventListener("popstate", (event) => arrive(read(location, event.state)));
 byId("key").hidden = !key.get();
 byId("key").addEventListener("click", async () => (await askForKey(false)) && learn());
-byId("indexes").querySelector("select").addEventListener("change", (event) => go({ ...START, view: current().view, index: event.target.value }));
+byId("indexes")
+  .querySelector("select")
+  .addEventListener("change", (event) =>
+    go({ ...START, view: current().view, index: event.target.value }),
+  );
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, textarea, select")) return;
+  if (
+    event.key !== "/" ||
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey ||
+    event.target.matches("input, textarea, select")
+  )
+    return;
   if (document.querySelector("dialog[open]")) return;
   event.preventDefault();
   (byId("search").hidden ? go(START) : Promise.resolve()).then(() => byId("text").select());

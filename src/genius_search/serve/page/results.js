@@ -1,15 +1,15 @@
-// The hits: a grid of cards, how sure they are, the time taken; or why there are none.
+// The hits: a grid of cards with probabilities and the time of the search, or why there are none.
 
 import { ask, call, picture, ready } from "./api.js";
 import { moreLike, thisBut } from "./composer.js";
 import { byId, count, h, itemName, items, percent, say, tell } from "./elements.js";
 import { address, asks, chosen, go, hasQuery, pictureOf, START } from "./state.js";
 
-const MOST = 200;
-let running = null;
-let answered = null;
+const MAX_SHOWN = 200;
+let running = null; // AbortController of the current request
+let answered = null; // the request whose hits are shown, as text
 
-/** The search as the server wants it: JSON, and the picture that it names. */
+/** Return the search of a state as the body of a request: JSON, and the picture that it names. */
 export async function question(state) {
   const brought = pictureOf(state);
   const files = brought ? { picture: await ready(brought.file, { shrink: true }) } : {};
@@ -17,7 +17,9 @@ export async function question(state) {
     index: chosen().name,
     text: state.text.trim() || undefined,
     image: brought ? "picture" : undefined,
-    parts: state.parts.length ? state.parts.map(({ value, weight }) => ({ id: value, weight })) : undefined,
+    parts: state.parts.length
+      ? state.parts.map(({ value, weight }) => ({ id: value, weight }))
+      : undefined,
     instruction: state.instruction || undefined,
     modality: state.modality || undefined,
     where: state.where.length ? state.where : undefined,
@@ -30,7 +32,7 @@ export async function question(state) {
 }
 
 export async function showResults(state) {
-  running?.abort(); // whatever is asked already, hits or the beginning, must not come after what is asked now
+  running?.abort(); // an older response must not replace a newer one
   const { signal } = (running = new AbortController());
   const place = byId("results");
   place.setAttribute("aria-busy", "false");
@@ -52,7 +54,11 @@ export async function showResults(state) {
     answered = null;
     if (state.picture && problem.message.startsWith("Image: ")) {
       await go({ picture: null }, { replace: true });
-      tell({ status: 0, title: "This picture cannot be used", message: problem.message.replace(/^Image: (it )?/, "The file ") });
+      tell({
+        status: 0,
+        title: "This picture cannot be used",
+        message: problem.message.replace(/^Image: (it )?/, "The file "),
+      });
       return;
     }
     tell(problem, () => showResults(state), place);
@@ -60,42 +66,80 @@ export async function showResults(state) {
   place.setAttribute("aria-busy", "false");
 }
 
-/** Ask again even if the question is the same: the items have changed. */
+/** Send the next request even if it equals the last one, since the items have changed. */
 export function forgetAnswer() {
   answered = null;
 }
 
 function draw(place, { hits, good_match: isGood, took_ms: took, settings }, state) {
-  const found = hasQuery(state) ? `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"}` : `${items(hits.length)}, the last added first`;
-  const told = `${Math.ceil(took.queue + took.search)} ms, beam ${settings.beam}, re-ranking ${settings.rerank}`;
+  const heading = hasQuery(state)
+    ? `${count(hits.length)} ${hits.length === 1 ? "hit" : "hits"}`
+    : `${items(hits.length)}, newest first`;
+  const details = `${Math.ceil(took.queue + took.search)} ms, beam ${settings.beam}, re-ranking ${settings.rerank}`;
   if (!hits.length) {
-    say(`Nothing found. ${narrowed(state) ? "Filters are set." : ""}`);
+    say(`Nothing found. ${narrowed(state) ? "Filters are active." : ""}`);
     place.replaceChildren(nothing(state));
     return;
   }
-  const held = place.contains(document.activeElement) && (document.activeElement.closest(".card")?.dataset.id ?? "");
-  const list = h("ol", { class: gridClass(hits, isGood === false), "aria-label": "Hits, best first" }, hits.map((hit) => hitCard(isGood === false ? { ...hit, probability: null } : hit, state)));
-  const more = hits.length >= state.k && state.k < MOST && h("p", { class: "more" }, h("button", { type: "button", onclick: () => showMore(state) }, "Show more"));
+  const held =
+    place.contains(document.activeElement) &&
+    (document.activeElement.closest(".card")?.dataset.id ?? "");
+  const list = h(
+    "ol",
+    { class: gridClass(hits, isGood === false), "aria-label": "Hits, best first" },
+    hits.map((hit) => hitCard(isGood === false ? { ...hit, probability: null } : hit, state)),
+  );
+  const more =
+    hits.length >= state.k &&
+    state.k < MAX_SHOWN &&
+    h(
+      "p",
+      { class: "more" },
+      h("button", { type: "button", onclick: () => showMore(state) }, "Show more"),
+    );
   place.replaceChildren(
     ...[
-      h("div", { class: "taken" }, h("h2", {}, found), h("details", { class: "fine" }, h("summary", {}, "Details"), told)),
-      isGood === false && h("div", { class: "notice warn" }, h("h3", {}, "No good match"), h("p", {}, noMatchWords(hits[0], state))),
+      h(
+        "div",
+        { class: "taken" },
+        h("h2", {}, heading),
+        h("details", { class: "fine" }, h("summary", {}, "Details"), details),
+      ),
+      isGood === false &&
+        h(
+          "div",
+          { class: "notice warn" },
+          h("h3", {}, "No good match"),
+          h("p", {}, noMatchWords(hits[0], state)),
+        ),
       list,
       more,
     ].filter(Boolean),
   );
-  if (held !== false) (list.querySelector(`[data-id="${CSS.escape(held)}"] .open`) ?? list.querySelector(".open")).focus();
-  say(isGood === false ? `No good match. ${found}, all doubtful.` : `${found}. The first: ${itemName(hits[0])}`);
+  if (held !== false)
+    (
+      list.querySelector(`[data-id="${CSS.escape(held)}"] .open`) ?? list.querySelector(".open")
+    ).focus();
+  say(
+    isGood === false
+      ? `No good match. ${heading}, all uncertain.`
+      : `${heading}. The first: ${itemName(hits[0])}`,
+  );
 }
 
-/** Texts alone need width, not squares. */
-function gridClass(found, isDoubtful) {
-  return ["grid", found.every((item) => !item.image) && "texts", isDoubtful && "doubtful"].filter(Boolean).join(" ");
+/** Return the classes of the grid. Texts without pictures get wide cards instead of squares. */
+function gridClass(shown, isDoubtful) {
+  return ["grid", shown.every((item) => !item.image) && "texts", isDoubtful && "doubtful"]
+    .filter(Boolean)
+    .join(" ");
 }
 
 function noMatchWords(best, state) {
-  const chance = best.probability === null ? "Nothing here is near enough to be called one." : `The best hit is right with a probability of only ${percent(best.probability)}.`;
-  return `${chance} ${narrowed(state) ? "A wider choice or other words may help." : "Other words may help."}`;
+  const chance =
+    best.probability === null
+      ? "No hit is close enough to the query."
+      : `The best hit is right with a probability of only ${percent(best.probability)}.`;
+  return `${chance} ${narrowed(state) ? "Fewer filters or other words may help." : "Other words may help."}`;
 }
 
 const narrowed = (state) => state.where.length > 0 || state.match || state.modality;
@@ -107,20 +151,32 @@ function nothing(state) {
     { class: "empty" },
     h("h2", {}, "Nothing found"),
     h("p", {}, narrowed(state) ? "No items match these filters." : "The index has no items yet."),
-    narrowed(state) && h("p", { class: "actions" }, h("button", { type: "button", onclick: widen }, "Search without filters")),
+    narrowed(state) &&
+      h(
+        "p",
+        { class: "actions" },
+        h("button", { type: "button", onclick: widen }, "Search without filters"),
+      ),
   );
 }
 
 async function showMore(state) {
   const before = state.k;
-  await go({ k: Math.min(MOST, state.k < 50 ? 50 : state.k + 50) }, { replace: true });
+  await go({ k: Math.min(MAX_SHOWN, state.k < 50 ? 50 : state.k + 50) }, { replace: true });
   byId("results").querySelectorAll(".card .open")[before]?.focus();
 }
 
 function hitCard(hit, state) {
   const sure = hit.probability === null ? null : percent(hit.probability);
   const label = `Hit ${hit.rank}: ${itemName(hit)}${sure ? `, ${sure} likely` : ""}`;
-  const rated = sure && h("span", { class: "sure", title: `probability ${sure}` }, h("span", { class: "meter", "--share": hit.probability }), sure);
+  const rated =
+    sure &&
+    h(
+      "span",
+      { class: "sure", title: `probability ${sure}` },
+      h("span", { class: "meter", "--share": hit.probability }),
+      sure,
+    );
   return card(
     hit,
     label,
@@ -128,10 +184,35 @@ function hitCard(hit, state) {
     h(
       "div",
       { class: "acts" },
-      h("span", { class: "rating", "aria-hidden": "true", title: `score ${hit.score.toFixed(4)}` }, h("span", { class: "rank" }, hit.rank), rated),
+      h(
+        "span",
+        { class: "rating", "aria-hidden": "true", title: `score ${hit.score.toFixed(4)}` },
+        h("span", { class: "rank" }, hit.rank),
+        rated,
+      ),
       h("button", { type: "button", onclick: () => moreLike(hit) }, "Similar"),
-      h("button", { type: "button", "aria-label": "Like this, but …", title: "Like this, but …", onclick: () => thisBut(hit) }, "But …"),
-      chosen().writable && hasQuery(state) && h("button", { type: "button", "aria-label": "This is it", title: "This is it: similar searches will find it earlier", onclick: (event) => learn(hit, state, event.target) }, "✓"),
+      h(
+        "button",
+        {
+          type: "button",
+          "aria-label": "Like this, but …",
+          title: "Like this, but …",
+          onclick: () => thisBut(hit),
+        },
+        "But …",
+      ),
+      chosen().writable &&
+        hasQuery(state) &&
+        h(
+          "button",
+          {
+            type: "button",
+            "aria-label": "This is it",
+            title: "This is it: rank it higher in similar searches",
+            onclick: (event) => learn(hit, state, event.target),
+          },
+          "✓",
+        ),
     ),
   );
 }
@@ -148,33 +229,61 @@ async function learn(hit, state, button) {
   }
 }
 
-/** A link to an item; what else the card says stands below it. */
+/** Create a card with a link to an item, and further elements below it. */
 function card(item, label, state, ...rest) {
-  const open = h("a", { class: "open", href: address({ ...state, item: item.id }), "aria-label": label }, face(item));
+  const open = h(
+    "a",
+    { class: "open", href: address({ ...state, item: item.id }), "aria-label": label },
+    face(item),
+  );
   return h("li", { class: "card", "data-id": item.id }, open, ...rest);
 }
 
-/** What can be seen of an item. A text alone is the larger the shorter it is, to fill its card. */
+/**
+ * Return the picture and text of an item. The shorter a text without a picture is, the larger it is
+ * shown.
+ */
 export function face(item, size) {
   const text = item.passage || item.text || item.id;
   return [
     item.image && h("span", { class: "frame" }, picture(item.image, "", size)),
-    item.image ? item.text && h("span", { class: "text" }, text) : h("span", { class: "text alone", "--size": Math.sqrt(8500 / text.length) }, text),
+    item.image
+      ? item.text && h("span", { class: "text" }, text)
+      : h("span", { class: "text alone", "--size": Math.sqrt(8500 / text.length) }, text),
   ];
 }
 
-/** Before the first search: what there is to be found. */
+/** Before the first search, show examples of the items. */
 async function showBeginning(state, signal) {
   const place = byId("results");
   try {
     if (!chosen().items) {
-      place.replaceChildren(h("div", { class: "empty" }, h("h2", {}, "The index is empty"), h("p", {}, h("a", { class: "button", href: "/?view=add" }, "Add items"))));
+      place.replaceChildren(
+        h(
+          "div",
+          { class: "empty" },
+          h("h2", {}, "The index is empty"),
+          h("p", {}, h("a", { class: "button", href: "/?view=add" }, "Add items")),
+        ),
+      );
       return;
     }
-    const { items: some } = await ask("/v1/items/examples", { query: { index: chosen().name }, signal });
+    const { items: examples } = await ask("/v1/items/examples", {
+      query: { index: chosen().name },
+      signal,
+    });
     place.replaceChildren(
-      h("div", { class: "taken" }, h("h2", {}, "Some of what is here"), h("p", { class: "fine" }, "Open one, or describe something else.")),
-      h("ul", { class: gridClass(some, false), "aria-label": "Examples" }, some.map((item) => card(item, itemName(item), { ...START, index: state.index }))),
+      h(
+        "div",
+        { class: "taken" },
+        h("h2", {}, "Examples from this index"),
+        h("p", { class: "fine" }, "Open an item, or describe what you are looking for."),
+      ),
+      h(
+        "ul",
+        { class: gridClass(examples, false), "aria-label": "Examples" },
+        examples.map((item) => card(item, itemName(item), { ...START, index: state.index })),
+      ),
     );
   } catch (problem) {
     tell(problem, () => showResults(state), place);
