@@ -53,7 +53,9 @@ def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
         assert (panel, serious(page)) == (panel, [])
     page.locator(".card .open").first.click()
     page.get_by_role("dialog").get_by_text("Details").click()
-    expect(page.get_by_role("dialog").get_by_role("heading", name="Path through the codes")).to_be_visible()
+    expect(
+        page.get_by_role("dialog").get_by_role("heading", name="Path through the codes")
+    ).to_be_visible()
     expect(page.locator("[aria-busy=true]")).to_have_count(0)
     assert ("item", serious(page)) == ("item", [])
 

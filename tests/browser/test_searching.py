@@ -138,9 +138,7 @@ def test_filters_without_a_query_show_what_they_allow(page):
     page.get_by_role("button", name="Filters").click()
     page.get_by_role("combobox", name="Field").select_option("kind")
     page.get_by_role("textbox", name="Value", exact=True).fill("image")
-    expect(
-        page.get_by_role("heading", name=re.compile("items, newest first"))
-    ).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile("items, newest first"))).to_be_visible()
     expect(page.locator(".grid .text.alone")).to_have_count(0)
 
 
