@@ -1,12 +1,14 @@
-"""Docstrings as Markdown for the website: examples become code blocks, references to names become code."""
+"""Docstrings as Markdown for the website: examples become code blocks, references become code."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 
 from griffe import Extension, Object
 
-EXAMPLE = re.compile(r"(?:^ *(?:>>>|\.\.\.) .*\n?)+", re.MULTILINE)
+EXAMPLE = re.compile(r"^ *>>> .*\n?(?:^ *\S.*\n?)*", re.MULTILINE)
+"""Lines from a prompt to the next blank line: code, perhaps with its output."""
 PROMPT = re.compile(r"^ *(?:>>>|\.\.\.) ", re.MULTILINE)
 SKIP = re.compile(r" *# doctest: \+SKIP")
 ROLE = re.compile(r":\w+:`~?(?:[\w.]*\.)?(\w+)`")
@@ -21,4 +23,8 @@ class Markdown(Extension):
 
 
 def _block(example: re.Match[str]) -> str:
-    return f"```python\n{SKIP.sub('', PROMPT.sub('', example.group())).rstrip()}\n```\n"
+    """Return an example as a code block, which has prompts only if it shows output."""
+    lines = SKIP.sub("", textwrap.dedent(example.group())).rstrip().splitlines()
+    if all(PROMPT.match(line) for line in lines):
+        return "```python\n" + "\n".join(PROMPT.sub("", line) for line in lines) + "\n```\n"
+    return "```pycon\n" + "\n".join(lines) + "\n```\n"

@@ -1,4 +1,4 @@
-"""What `make site` adds to mkdocs: the changelog, links to the repository, a check for external resources."""
+"""Hooks of `make site`: the changelog, links to the repository, a check for external resources."""
 
 from __future__ import annotations
 

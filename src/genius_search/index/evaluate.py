@@ -210,9 +210,9 @@ def evaluate_index(
     if not results:
         raise BadData(
             f"none of the {left_out} queries of {data.root} (split {split}) has a right answer in "
-            f"{snapshot.folder}: its items need the ids of the data set's candidates; create such an "
-            "index with `genius index create INDEX --pool FILE`, where FILE is a .jsonl file of a "
-            "pool of this data set"
+            f"{snapshot.folder}: its items need the ids of the data set's candidates; create such "
+            "an index with `genius index create INDEX --pool FILE`, where FILE is a .jsonl file of "
+            "a pool of this data set"
         )
     return Evaluation([*results, *_averages(results)], snapshot.num_alive, left_out)
 

@@ -86,7 +86,8 @@ class _OpenState(NamedTuple):
 
     heads: tuple[bytes, ...]
     """First bytes of the manifests of the index and of its log of choices, read before the state
-    was opened. They differ after every change, so comparing them shows whether the state is current."""
+    was opened. They differ after every change, so a comparison shows whether the state is
+    current."""
     searcher: SnapshotSearcher
     """Searches the state with the default settings."""
 
@@ -370,10 +371,11 @@ class Index:
         elif not isinstance(model, Genius):
             model = open_model(model)
         if model.fingerprint != manifest.model_fingerprint:
+            fingerprints = f"{manifest.model_fingerprint[:12]}, not {model.fingerprint[:12]}"
             raise ArtifactMismatch(
                 f"the IDs of {folder} were computed by another model than {model.folder} "
-                f"(fingerprint {manifest.model_fingerprint[:12]}, not {model.fingerprint[:12]}), so this model "
-                "cannot search them: create the index again, or give the right `model=FOLDER`"
+                f"(fingerprint {fingerprints}), so this model cannot search them: create the index "
+                "again, or give the right `model=FOLDER`"
             )
         return Index(folder, model)
 
