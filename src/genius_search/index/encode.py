@@ -279,7 +279,7 @@ class QueryEncoder:
         modality: Modality,
         divide: Callable[[str | None, str], list[str]],
     ) -> list[ContentKey]:
-        """Return the contents of a part: its image with each passage of its text and instruction."""
+        """Return the contents of a part: its image with each passage of its text."""
         instruction = request.instruction
         if not instruction:
             has_text = bool(part.text and not part.text.isspace())

@@ -20,7 +20,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.search.rank import CodeRanker
 from genius_search.search.table import IdTable
 
-MAX_SAMPLED_IDS: Final = 4096
+MAX_MOMENT_IDS: Final = 4096
 """Maximum number of IDs per modality and segment whose vectors are measured."""
 
 
@@ -95,7 +95,7 @@ def measure_moments(ranker: CodeRanker, table: IdTable) -> dict[int, Moments]:
     measured = {}
     random = np.random.default_rng(0)
     for code, low, high in ranges:
-        size = min(high - low, MAX_SAMPLED_IDS)
+        size = min(high - low, MAX_MOMENT_IDS)
         rows = low + random.choice(high - low, size, replace=False, shuffle=False)
         vectors = ranker.vectors(table.ids[rows])
         mean = vectors.mean(axis=0)

@@ -265,33 +265,26 @@ class SnapshotSearcher:
         """
         num_hits = [self._num_ranked(query, at_least) for query in queries]
         settings = self.config
-        rankings = self._rank_once(queries, num_hits, settings)
-        searched = rankings
-        pending = [*range(len(queries))]
+        rankings = [*self._rank_once(queries, num_hits, settings)]
+        last_rankings = dict(enumerate(rankings))
         while True:
-            unfinished = []
-            for number, last_ranking in zip(pending, searched, strict=True):
-                has_enough = len(rankings[number].items) >= num_hits[number]
-                query = queries[number]
-                if not (has_enough or self._has_ranked_all(query, last_ranking, settings)):
-                    unfinished.append(number)
-            if not unfinished:
+            pending = [
+                number
+                for number, last_ranking in last_rankings.items()
+                if len(rankings[number].items) < num_hits[number]
+                and not self._has_ranked_all(queries[number], last_ranking, settings)
+            ]
+            if not pending:
                 break
-            pending = unfinished
-            settings = dataclasses.replace(
-                settings,
-                beam=WIDENING_FACTOR * settings.beam,
-                candidates=WIDENING_FACTOR * settings.candidates,
-                shortlist=WIDENING_FACTOR * settings.shortlist,
-            )
-            searched = self._rank_once(
+            settings = _widen(settings)
+            wider = self._rank_once(
                 [queries[number] for number in pending],
                 [num_hits[number] for number in pending],
                 settings,
             )
-            rankings = [*rankings]
-            for number, wider in zip(pending, searched, strict=True):
-                rankings[number] = self._append(rankings[number], wider, queries[number])
+            last_rankings = dict(zip(pending, wider, strict=True))
+            for number, ranking in last_rankings.items():
+                rankings[number] = self._append(rankings[number], ranking, queries[number])
         return [
             ranking if len(ranking.items) <= count else ranking.take(slice(count))
             for ranking, count in zip(rankings, num_hits, strict=True)
@@ -591,6 +584,16 @@ class SnapshotSearcher:
                 least_scores, has_words.tolist(), raised_by.tolist(), strict=True
             )
         ]
+
+
+def _widen(settings: SearchSettings) -> SearchSettings:
+    """Return settings with :data:`WIDENING_FACTOR` times the beam, candidates and shortlist."""
+    return dataclasses.replace(
+        settings,
+        beam=WIDENING_FACTOR * settings.beam,
+        candidates=WIDENING_FACTOR * settings.candidates,
+        shortlist=WIDENING_FACTOR * settings.shortlist,
+    )
 
 
 def _shares_at(

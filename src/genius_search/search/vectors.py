@@ -33,7 +33,7 @@ EmbeddingBits: TypeAlias = Literal[1, 2, 4, 8, 16]
 """Bits per number of a stored embedding."""
 
 RESIDUAL_BITS: Final[tuple[EmbeddingBits, ...]] = (1, 2, 4, 8)
-"""Bits per number of a stored residual; equal to :data:`genius_search.nn.spread.RESIDUAL_BIT_WIDTHS`."""
+"""Bits per number of a stored residual, as :data:`genius_search.nn.spread.RESIDUAL_BIT_WIDTHS`."""
 QUANTIZATION_STEPS: Final = {1: 2.0, 2: 0.9957, 4: 0.3352}
 """Distance between neighbouring values, in standard deviations, by bits per number.
 
