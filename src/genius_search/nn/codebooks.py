@@ -1,4 +1,4 @@
-"""A finished quantizer, in NumPy: fuses features, and holds the code vectors that a search needs."""
+"""A finished quantizer in NumPy: it fuses features and holds the code vectors for searches."""
 
 from __future__ import annotations
 
@@ -32,27 +32,30 @@ else:
 QUANTIZER_KIND: Final = "quantizer"
 QUANTIZER_FILE: Final = "quantizer.safetensors"
 METRIC: Final = "metric"
-"""Name of the quantizer's metric, among its weights and in the inputs of its manifest: a symmetric matrix A.
-Codes are chosen by the length of A times what they leave of an item; without it, by that length itself. With
-:func:`genius_search.training.codebooks.query_metric` that is the error of queries' products."""
+"""Name of the quantizer's metric among its weights and among the inputs of its manifest: a
+symmetric matrix A. Codes minimise |A r|, with r the residual that they leave of an item; without a
+metric, |r|. With :func:`genius_search.training.codebooks.query_metric`, |A r| is the error of
+queries' products."""
 POOL_SAMPLE: Final = "pool_sample"
-"""Name of the distinct IDs of a pool that densities are measured with; only codebooks that were fitted to a
-pool have them."""
+"""Name of a sample of a pool's distinct IDs, with which densities are measured; only codebooks that
+were fitted to a pool have it."""
 FUSION: Final = "fusion."
-"""Before the names of the fusion's weights."""
+"""Prefix of the names of the fusion's weights."""
 IDS_PER_BLOCK: Final = 128
-"""IDs whose vectors are summed at once: as many as stay in a core's cache."""
+"""Number of IDs per block whose vectors stay in a core's cache while they are summed."""
 MIN_BATCH_FOR_MATMUL: Final = 8
-"""Fewer queries are fused one by one."""
+"""Smaller batches are fused one by one: the waiting of a matrix product's threads would cost
+more."""
 
 
 def as_array(values: AnyArray) -> Shaped[np.ndarray, ...]:
-    """Return an array as it is, and a tensor as an array on the CPU, without a copy if it is there."""
+    """Return an array unchanged, or a tensor as an array on the CPU, if possible without a copy."""
     if isinstance(values, np.ndarray):
         return values
     detached = values.detach().cpu()
     if not detached.is_floating_point():
         return detached.numpy()
+    # NumPy has no bfloat16.
     return (detached.float() if detached.dtype.itemsize == 2 else detached).numpy()
 
 
@@ -62,7 +65,7 @@ def as_floats(values: AnyArray) -> Float32[np.ndarray, ...]:
 
 
 def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*rows dim"]:
-    """Scale vectors to unit length, as PyTorch's ``normalize`` does: shorter ones than 1e-12 stay short."""
+    """Scale vectors to unit length; as in PyTorch, lengths below 1e-12 count as 1e-12."""
     lengths = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
     return np.asarray(vectors / np.maximum(lengths, np.float32(1e-12)))
 
@@ -70,7 +73,7 @@ def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*ro
 def sum_codes(
     tables: Sequence[Float[np.ndarray, "_ dim"]], ids: Integer[np.ndarray, "items columns"]
 ) -> Float[np.ndarray, "items dim"]:
-    """Return the vectors of IDs: the sums of their code vectors, in the precision of these."""
+    """Return the vectors of IDs: the sums of their code vectors, in the precision of the tables."""
     vectors = np.zeros((len(ids), tables[0].shape[1]), dtype=tables[0].dtype)
     for start in range(0, len(ids), IDS_PER_BLOCK):
         rows = slice(start, start + IDS_PER_BLOCK)
@@ -82,18 +85,18 @@ def sum_codes(
 def sum_features(
     image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
 ) -> Float32[np.ndarray, "items dim"]:
-    """Return the normalised sum of normalised features: the fusion of models without training."""
+    """Fuse features without training: return the normalised sum of the normalised features."""
     return np.asarray(normalize(normalize(image) + normalize(text)), dtype=np.float32)
 
 
 class Codebooks:
-    """Fusion, code vectors, modalities and spread of a quantizer; nothing in it changes.
+    """Fusion, code vectors, modalities and spread of a quantizer; immutable.
 
     Parameters
     ----------
     weights
-        those of :class:`genius_search.nn.quantizer.Quantizer` by name, and what was measured of items:
-        at least those of :func:`weight_shapes`.
+        the weights of :class:`genius_search.nn.quantizer.Quantizer` and the statistics of items, by
+        name: at least the names of :func:`weight_shapes`.
     """
 
     def __init__(self, dim: int, config: CodebookConfig, weights: Mapping[str, np.ndarray]) -> None:
@@ -106,7 +109,7 @@ class Codebooks:
         self.has_modality_level = config.level0 != "none"
         """Whether the first code of an ID encodes the modality."""
         self.level0_modality: Int64[np.ndarray, " 3"] = weights["level0_modality"]
-        """Number of the modality that each level-0 code stands for, −1 if it is not known."""
+        """Number of the modality that each level-0 code stands for; −1 if unknown."""
         self.metric: Float32[np.ndarray, "dim dim"] | None = weights.get(METRIC)
 
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
@@ -115,7 +118,7 @@ class Codebooks:
 
     @cached_property
     def spread(self) -> Spread:
-        """By how much products and densities differ; if it was not measured, queries are not scaled."""
+        """Spread of products and densities; if it was not measured, queries are not scaled."""
         if not self.weights["usage"].any():
             return Spread.neutral(self.sizes[0])
         constant = self.weights["constant"]
@@ -125,24 +128,26 @@ class Codebooks:
     def fuse(
         self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
     ) -> Float32[np.ndarray, "items dim"]:
-        """Return unit embeddings of features, 0 where absent, as the quantizer's fusion does in training."""
+        """Return unit embeddings of features; those of an absent modality are zeros.
+
+        The network is :class:`genius_search.nn.quantizer.Fusion` without dropout.
+        """
         if self.config.fusion.kind == "sum":
             return sum_features(image, text)
 
         def layer(name: str, inputs: np.ndarray) -> np.ndarray:
-            weight, bias = (
-                self.weights[f"{FUSION}{name}.weight"],
-                self.weights[f"{FUSION}{name}.bias"],
-            )
-            if len(inputs) < MIN_BATCH_FOR_MATMUL:  # without threads, whose waiting costs more
+            weight = self.weights[f"{FUSION}{name}.weight"]
+            bias = self.weights[f"{FUSION}{name}.bias"]
+            if len(inputs) < MIN_BATCH_FOR_MATMUL:
                 return np.asarray(np.vecdot(inputs[:, None], weight) + bias)
             return np.asarray(inputs @ weight.T + bias)
 
+        # h(x, y) = λ·text + (1 − λ)·image + MLP([text; image]), with λ the sigmoid of another MLP.
         projected = layer("text_projection_layer", text), layer("image_projection_layer", image)
         joint = np.maximum(np.concatenate(projected, axis=1), 0)
         mixed = layer("output_layer", np.maximum(layer("combiner_layer", joint), 0))
         logits = layer("dynamic_scalar.3", np.maximum(layer("dynamic_scalar.0", joint), 0))
-        text_share = 1 / (1 + np.exp(-logits.clip(-80, 80)))
+        text_share = 1 / (1 + np.exp(-logits.clip(-80, 80)))  # clipped, or exp would overflow
         fused = mixed + text_share * text + (1 - text_share) * image
         return np.asarray(normalize(fused), dtype=np.float32)
 
@@ -152,7 +157,7 @@ def _num_levels(config: CodebookConfig) -> int:
 
 
 def weight_shapes(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of the weights that :class:`Codebooks` needs."""
+    """Return the names and shapes of the weights that :class:`Codebooks` needs."""
     shapes: dict[str, tuple[int, ...]] = {
         f"codebooks.{level}.embed": (config.codebook_size, dim)
         for level in range(_num_levels(config))
@@ -162,7 +167,8 @@ def weight_shapes(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]
     if config.level0 == "classifier":
         shapes |= {"classifier.weight": (NUM_MODALITIES, dim), "classifier.bias": (NUM_MODALITIES,)}
     if config.fusion.kind != "sum":
-        hidden, joint = config.fusion.hidden, 2 * config.fusion.hidden
+        hidden = config.fusion.hidden
+        joint = 2 * hidden
         for name, outputs, inputs in (
             ("text_projection_layer", hidden, dim),
             ("image_projection_layer", hidden, dim),
@@ -177,11 +183,12 @@ def weight_shapes(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]
 
 
 def statistic_shapes(dim: int, config: CodebookConfig) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of what is measured of items when the code vectors are there.
+    """Return the names and shapes of the statistics of items, which are measured after training.
 
-    ``usage`` is the number of items by their first code and that of the first semantic level, ``spreads``
-    are those of products and densities (:class:`genius_search.nn.spread.Spread`), the others of stored
-    residuals (:class:`genius_search.nn.spread.Residuals`); unused constant directions are zeros.
+    ``usage`` counts items by their first code and their first semantic code, and ``spreads`` holds
+    the statistics of products and densities (:class:`genius_search.nn.spread.Spread`).
+    ``residual_weights`` and ``constant`` are for stored residuals
+    (:class:`genius_search.nn.spread.Residuals`); unused constant directions are zeros.
     """
     modalities = 1 if config.level0 == "none" else NUM_MODALITIES
     return {
@@ -193,7 +200,7 @@ def statistic_shapes(dim: int, config: CodebookConfig) -> dict[str, tuple[int, .
 
 
 class StoredQuantizer:
-    """A quantizer in a folder.
+    """A quantizer in a folder: its manifest and its codebooks.
 
     Raises
     ------
@@ -202,8 +209,9 @@ class StoredQuantizer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.manifest = manifest = open_artifact(folder, kind=QUANTIZER_KIND)
-        dim, config = manifest.facts.get("dim") or 0, settings_of(CodebookConfig, manifest)
+        self.manifest = open_artifact(folder, kind=QUANTIZER_KIND)
+        dim = self.manifest.facts.get("dim") or 0
+        config = settings_of(CodebookConfig, self.manifest)
         optional = {METRIC: (dim, dim), POOL_SAMPLE: (None, _num_levels(config))}
         shapes = {**weight_shapes(dim, config), **optional}
         self.codebooks = Codebooks(

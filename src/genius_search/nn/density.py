@@ -1,28 +1,34 @@
 """Half norm and density of an ID: two corrections to scores by codes.
 
-**Half norm.** The vector v of an ID is the sum of its code vectors. Since v is not a unit vector, ranking by
-the inner product q·v favours long vectors; q·v − |v|²/2 ranks by the distance between q and v, which is also
-what the quantizer minimises. An item that its codes explain badly has a short vector, though, and distance
-favours it: what is missing of it is no more than partly like the query. Without training, half of the
-correction (``norm_weight``) agrees better with exact search (``python -m research.bench``).
+**Half norm.** The vector v of an ID is the sum of its code vectors. Since v is not a unit vector,
+ranking by the inner product q·v favours long vectors; q·v − |v|²/2 ranks by the distance between q
+and v, which the quantizer minimises, too. An item whose codes explain it badly has a short vector,
+though, and distance favours it: the missing part of it resembles the query no more than partly.
+Without training, half of the correction (``norm_weight``) agrees better with exact search (``python
+-m research.bench``).
 
-**Density.** Some items are near almost every query (hubs; Radovanović et al., "Hubs in space", 2010) and
-displace better ones. Cross-domain similarity local scaling (CSLS; Conneau et al., "Word translation without
-parallel data", 2018) subtracts an item's mean similarity r to its nearest neighbours from its score. Here
+**Density.** Some items are near almost every query (hubs; Radovanović et al., "Hubs in space",
+2010) and displace better ones. Cross-domain similarity local scaling (CSLS; Conneau et al., "Word
+translation without parallel data", 2018) subtracts an item's mean similarity r to its nearest
+neighbours from its score. Here
 
     score(q, x) = s(q) q·x − w ρ fade(q·x) (r(x) − mean r)
 
-- r(x) is the mean cosine of an item to the nearest :data:`DENSITY_NEIGHBOURS` vectors of a sample of the pool's
-  IDs. A trained model has no sample; the vectors of the first semantic codes replace it, since they are
-  spread like the items.
-- ρ is the reliability of r: how two estimates of it agree, by two samples of items (Spearman–Brown). Where
-  no item is a hub, as among random vectors, both are noise and ρ is 0.
+- r(x) is the mean cosine of an item to the nearest :data:`DENSITY_NEIGHBOURS` vectors of a sample
+  of the pool's IDs. A trained model has no sample; the vectors of the first semantic codes replace
+  it, since they are spread like the items.
+- w is the setting ``density_weight`` of a search.
+- ρ is the reliability of r: the agreement of two estimates of it, from two samples of items
+  (Spearman–Brown). Where no item is a hub, as among random vectors, both estimates are noise and ρ
+  is 0.
 - s(q) makes the products of a query spread as an item's do (:mod:`genius_search.nn.spread`).
-- fade falls from 1 to 0 over the last part of the cosine (:func:`~genius_search.nn.spread.fade_width`), with
-  its third power. So what is almost equal to the query comes first, however dense its neighbourhood is.
+- fade falls from 1 to 0 over the last part of the cosine
+  (:func:`~genius_search.nn.spread.fade_width`), with its third power. So an item that almost equals
+  the query comes first, however dense its neighbourhood is.
 
-What is stored is ρ (r − mean r), called the density: of an ID in a byte behind its codes and half norm, and
-of an item in a byte next to its embedding. Computing it during a search would take thousands of products.
+An index stores ρ (r − mean r), called the density: of an ID in a byte after its codes and half
+norm, and of an item in a byte next to its embedding. Computing it during a search would take
+thousands of products.
 """
 
 from __future__ import annotations
@@ -37,15 +43,17 @@ from genius_search.nn.codebooks import normalize, sum_codes
 from genius_search.nn.spread import HALF_NORM_STEPS, MAX_BYTE, encode_densities
 
 DENSITY_NEIGHBOURS: Final = 1
-"""Number of nearest vectors whose mean cosine is the density."""
-ID_SAMPLE: Final = 512
-"""Vectors that IDs are compared with: their densities only matter where nothing but codes is ranked by."""
-SPARE: Final = 1
-"""Vectors beyond the nearest whose cosines are computed, in case a matrix product confuses near ones."""
+"""Number of nearest vectors whose mean cosine is r."""
+MAX_ID_SAMPLE: Final = 512
+"""Number of vectors that IDs are compared with. The densities of IDs matter only in rankings by
+codes alone, so a small sample is enough."""
+NUM_SPARE_NEIGHBOURS: Final = 1
+"""Number of further vectors whose cosines are computed, in case a matrix product confuses near
+ones."""
 HASH_BASE: Final = 0x9E3779B97F4A7C15
-"""Odd and with irregular bits, as multiplicative hashing requires."""
-SCORES_AT_ONCE: Final = 1 << 22
-"""Cosines in memory at once: 32 MiB."""
+"""2⁶⁴ / golden ratio: odd and with irregular bits, as multiplicative hashing requires."""
+COSINES_PER_BLOCK: Final = 1 << 22
+"""Number of cosines that are in memory at the same time: 16 MiB."""
 
 
 class NormAndDensity:
@@ -56,15 +64,16 @@ class NormAndDensity:
     tables
         the code vectors of each level.
     has_modality_level
-        whether IDs begin with a modality code. If so, IDs are compared only with those of their own modality,
-        and the modality's vector is added to those of the first semantic codes.
+        whether IDs begin with a modality code. If so, IDs are compared only with IDs of the same
+        modality, and the modality's vector is added to the vectors of the first semantic codes.
     norm_weight
-        factor of the half norms that are stored.
+        factor of the stored half norms.
     sample
-        distinct IDs of a pool. If absent, or if too few have an ID's modality, the vectors of the first
-        semantic codes are used instead.
+        distinct IDs of a pool. If absent, or if too few of them have an ID's modality, the vectors
+        of the first semantic codes replace it.
     baseline
-        mean and reliability of the densities of each modality's items; if absent, all stored densities are 0.
+        mean and reliability of the densities of each modality's items; if absent, all stored
+        densities are 0.
     """
 
     def __init__(
@@ -82,19 +91,20 @@ class NormAndDensity:
         self._sample = np.empty((0, len(tables)), dtype=np.int64) if sample is None else sample
         self._baseline = np.zeros((1, 2)) if baseline is None else baseline
         self._references: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
-        """Unit vectors that IDs of a modality code are compared with, and hashes of the vectors' own IDs, if
-        they have any; cached, since summing the sample takes longer than measuring a few new IDs."""
+        """For each modality code the unit vectors that its IDs are compared with, and the hashes of
+        the IDs that these vectors belong to, if any. Cached, since summing the sample takes longer
+        than measuring a few new IDs."""
 
     def columns(
         self, vectors: Float32[np.ndarray, "ids dim"], codes: Integer[np.ndarray, "ids levels"]
     ) -> Int16[np.ndarray, "ids columns"]:
-        """Return weighted half norm and density as an index stores them, 0 to 255; more is clipped.
+        """Return the weighted half norm and the density of IDs, as the bytes that an index stores.
 
-        ``vectors`` are the sums of the IDs' code vectors.
+        ``vectors`` are the sums of the IDs' code vectors. Values beyond 0 to 255 are clipped.
         """
         costs = self._norm_weight * np.square(vectors).sum(axis=1) / 2
         half_norms = np.rint(costs * HALF_NORM_STEPS).clip(0, MAX_BYTE).astype(np.int16)
-        densities = self.densities(vectors, codes, most=ID_SAMPLE)
+        densities = self.densities(vectors, codes, max_vectors=MAX_ID_SAMPLE)
         densities = encode_densities(self._relative(densities, codes))
         return np.stack([half_norms, densities.astype(np.int16)], axis=1)
 
@@ -111,7 +121,7 @@ class NormAndDensity:
     def _relative(
         self, densities: Float32[np.ndarray, " items"], codes: Integer[np.ndarray, "items levels"]
     ) -> Float32[np.ndarray, " items"]:
-        """Return reliability times the difference to the mean of the items' modality."""
+        """Return ρ (r − mean r) of each item, with ρ and the mean of its modality."""
         groups = (
             codes[:, 0].astype(np.int64)
             if self._has_modality_level
@@ -125,26 +135,33 @@ class NormAndDensity:
         vectors: Float32[np.ndarray, "items dim"],
         codes: Integer[np.ndarray, "items levels"],
         *,
-        most: int | None = None,
+        max_vectors: int | None = None,
     ) -> Float32[np.ndarray, " items"]:
-        """Return r of each vector, by all vectors of the sample or about ``most`` of them.
+        """Return r of each vector, its mean cosine to the nearest vectors of the sample.
 
-        ``codes`` are those of the vectors' IDs.
+        Parameters
+        ----------
+        codes
+            the IDs of the vectors.
+        max_vectors
+            approximate number of vectors of the sample to use; by default all of them.
         """
         densities = np.zeros(len(codes), dtype=np.float32)
         groups = codes[:, 0] if self._has_modality_level else np.zeros_like(codes[:, 0])
         for code in np.unique(groups).tolist():
             directions, hashes = self._reference(code)
-            if most is not None:
-                step = max(1, len(directions) // most)
+            if max_vectors is not None:
+                step = max(1, len(directions) // max_vectors)
                 directions, hashes = directions[::step], None if hashes is None else hashes[::step]
-            size = max(1, SCORES_AT_ONCE // len(directions))
+            block = max(1, COSINES_PER_BLOCK // len(directions))
             members = np.flatnonzero(groups == code)
-            for rows in (members[start : start + size] for start in range(0, len(members), size)):
+            for start in range(0, len(members), block):
+                rows = members[start : start + block]
                 densities[rows] = _density(vectors[rows], codes[rows], directions, hashes)
         return densities
 
     def _reference(self, code: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the unit vectors to compare IDs of a modality code with, and their IDs' hashes."""
         if code not in self._references:
             sample = self._sample
             if self._has_modality_level:
@@ -162,31 +179,31 @@ class NormAndDensity:
 def _density(
     vectors: Float32[np.ndarray, "items dim"],
     codes: Integer[np.ndarray, "items levels"],
-    directions: Float32[np.ndarray, "others dim"],
-    hashes: Int64[np.ndarray, " others"] | None,
+    directions: Float32[np.ndarray, "references dim"],
+    hashes: Int64[np.ndarray, " references"] | None,
 ) -> Float32[np.ndarray, " items"]:
-    """Return the mean cosine to the nearest directions, excluding an item's own ID.
+    """Return the mean cosine of each item to the nearest directions, except that of its ID.
 
-    A matrix product, which depends on the batch, tells which are nearest; their cosines are computed singly.
+    The rounding of a matrix product depends on the batch. So the product only selects the nearest
+    directions; their cosines are computed one by one, and do not depend on the batch.
     """
     units = normalize(vectors)
     rough = units @ directions.T
     if hashes is not None:
         rough[_hashes(codes)[:, None] == hashes] = -np.inf
-    rows, nearest = np.arange(len(rough)), []
-    for _ in range(
-        min(DENSITY_NEIGHBOURS + SPARE, rough.shape[1])
-    ):  # for so few, quicker than a partial sort
+    rows = np.arange(len(rough))
+    nearest: list[np.ndarray] = []
+    # Taking the maximum a few times is quicker than a partial sort.
+    for _ in range(min(DENSITY_NEIGHBOURS + NUM_SPARE_NEIGHBOURS, rough.shape[1])):
         best = rough.argmax(axis=1)
         cosines = np.vecdot(directions[best], units)
         nearest.append(np.where(rough[rows, best] > -np.inf, cosines, -1))
         rough[rows, best] = -np.inf
-    return np.asarray(
-        np.sort(np.stack(nearest, axis=1), axis=1)[:, -DENSITY_NEIGHBOURS:].mean(axis=1)
-    )
+    ascending = np.sort(np.stack(nearest, axis=1), axis=1)
+    return np.asarray(ascending[:, -DENSITY_NEIGHBOURS:].mean(axis=1))
 
 
 def _hashes(codes: Integer[np.ndarray, "ids levels"]) -> Int64[np.ndarray, " ids"]:
-    """Return a 64-bit hash of each ID."""
+    """Return a 64-bit hash of each ID: Σ_l c_l · BASEˡ⁺¹ in wrapping integers."""
     powers = np.array([pow(HASH_BASE, level, 1 << 63) for level in range(1, codes.shape[1] + 1)])
     return np.asarray((codes.astype(np.int64) * powers).sum(axis=1))

@@ -1,6 +1,6 @@
-"""K-means, and the codes of vectors: by the compiled library, or by NumPy where that does not serve.
+"""K-means, and the codes of vectors, by the compiled library or, where it is missing, by NumPy.
 
-:class:`Coder` gives items their IDs.
+:class:`Coder` assigns IDs to items.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from genius_search.nn.codebooks import POOL_SAMPLE, Codebooks, normalize, sum_co
 from genius_search.nn.density import NormAndDensity
 
 ASSIGN_BLOCK: Final = 16_384
-"""Vectors per block when assigning centroids, to bound memory."""
+"""Number of vectors per block when centroids are assigned, to bound memory."""
 VECTORS_PER_BLOCK: Final = 1024
-"""Vectors that are handled at once, so that what belongs to them stays in a processor's cache."""
+"""Number of vectors per block whose residuals and products stay in a processor's cache."""
 ERRORS_PER_BLOCK: Final = 1 << 20
-"""Errors of sums in memory at once: 4 MiB, which stay in the cache of a processor."""
+"""Number of errors of sums per block: 4 MiB, which stay in a processor's cache."""
 START_SPREAD: Final = 0.3
-"""How far k-means starts from the mean, as a share of the distance of drawn samples."""
+"""Distance of the initial centroids from the mean, as a share of the drawn samples' distance."""
 
 
 class Clusters(NamedTuple):
-    """Centroids, and the nearest one of each sample."""
+    """Centroids, and the number of the nearest centroid of each sample."""
 
     centroids: Float32[np.ndarray, "codes dim"]
     chosen: Int64[np.ndarray, " items"]
@@ -37,6 +37,7 @@ def assign(
     samples: Float32[np.ndarray, "items dim"], centroids: Float32[np.ndarray, "codes dim"]
 ) -> Int64[np.ndarray, " items"]:
     """Return the index of the nearest centroid (squared Euclidean); the lowest index wins a tie."""
+    # argmin_c |x − c|² = argmax_c (x·c − |c|²/2), since |x|² is the same for every centroid.
     halves = np.square(centroids).sum(axis=1) / 2
     chosen = np.empty(len(samples), dtype=np.int64)
     for start in range(0, len(samples), ASSIGN_BLOCK):
@@ -51,7 +52,8 @@ def sum_by_code(
 ) -> Float32[np.ndarray, "codes dim"]:
     """Return the sum of the vectors with each code from 0 to ``size`` − 1."""
     sums = np.zeros((size, vectors.shape[1]), dtype=np.float32)
-    vectors, codes = np.ascontiguousarray(vectors), np.ascontiguousarray(codes, dtype=np.int64)
+    vectors = np.ascontiguousarray(vectors)
+    codes = np.ascontiguousarray(codes, dtype=np.int64)
     library = open_library()
     if library is None:
         np.add.at(sums, codes, vectors)
@@ -67,7 +69,7 @@ def subtract_vectors(
     table: Float32[np.ndarray, "codes dim"],
     codes: Integer[np.ndarray, " items"],
 ) -> None:
-    """Subtract from each vector, in place, that of its code."""
+    """Subtract from each vector, in place, the vector of its code."""
     for start in range(0, len(vectors), VECTORS_PER_BLOCK):
         vectors[start : start + VECTORS_PER_BLOCK] -= table[
             codes[start : start + VECTORS_PER_BLOCK]
@@ -81,11 +83,12 @@ def kmeans(
     iterations: int,
     random: np.random.Generator,
 ) -> Clusters:
-    """Run Lloyd's algorithm until assignments no longer change, for at most ``iterations`` iterations.
+    """Run at most ``iterations`` of Lloyd's algorithm, until assignments no longer change.
 
-    The initial centroids are drawn samples, moved towards the mean of all: in many dimensions a sample is far
-    from every other, and a centroid that starts there may keep few. With fewer samples than clusters they are
-    drawn with replacement.
+    The initial centroids are drawn samples x, moved towards the mean m of all samples: m + 0.3 (x −
+    m). In many dimensions every sample is far from every other, and a centroid that starts at one
+    attracts few others. With fewer samples than clusters, they are drawn with replacement. A
+    centroid without samples stays where it is.
     """
     drawn = random.choice(len(samples), size, replace=len(samples) < size)
     mean = samples.mean(axis=0)
@@ -94,17 +97,20 @@ def kmeans(
     for _ in range(iterations):
         counts = np.bincount(chosen, minlength=size)[:, None]
         sums = sum_by_code(samples, chosen, size)
-        centroids = np.where(counts > 0, sums / np.maximum(counts, 1).astype(np.float32), centroids)
-        before, chosen = chosen, assign(samples, centroids)
-        if np.array_equal(before, chosen):
+        means = sums / np.maximum(counts, 1).astype(np.float32)
+        centroids = np.where(counts > 0, means, centroids)
+        previous = chosen
+        chosen = assign(samples, centroids)
+        if np.array_equal(previous, chosen):
             break
     return Clusters(centroids, chosen)
 
 
 class NearestSums:
-    """Approximates vectors by sums of code vectors, one from each table.
+    """Approximates vectors by sums of code vectors, one from each level's table.
 
-    This is a beam search over the levels that keeps ``beam`` partial sums; 1 is the greedy choice.
+    A beam search over the levels keeps the ``beam`` partial sums with the smallest errors; 1 is the
+    greedy choice of the paper (equations 4 to 6).
     """
 
     def __init__(self, tables: Sequence[Float32[np.ndarray, "_ dim"]], *, beam: int) -> None:
@@ -118,59 +124,71 @@ class NearestSums:
         """Return the codes of vectors."""
         if self._is_compiled:
             return self._compiled(vectors)
-        most = max(1, ERRORS_PER_BLOCK // (self._beam * max(map(len, self._tables))))
+        errors_per_vector = self._beam * max(map(len, self._tables))
+        block = max(1, ERRORS_PER_BLOCK // errors_per_vector)
         codes = np.empty((len(vectors), len(self._tables)), dtype=np.int64)
-        for start in range(0, len(vectors), most):
-            codes[start : start + most] = self.in_numpy(vectors[start : start + most])
+        for start in range(0, len(vectors), block):
+            codes[start : start + block] = self.in_numpy(vectors[start : start + block])
         return codes
 
     def in_numpy(
         self, vectors: Float32[np.ndarray, "items dim"]
     ) -> Int64[np.ndarray, "items levels"]:
-        """Do so in NumPy, for a few vectors."""
+        """Return the codes of a few vectors, computed in NumPy."""
         items, dim = vectors.shape
-        every = np.arange(items)[:, None]
-        codes, residuals = np.zeros((items, 1, 0), dtype=np.int64), vectors[:, None]
+        rows = np.arange(items)[:, None]
+        # For each item and beam: codes, the residual r they leave, and the error |r|²/2.
+        codes = np.zeros((items, 1, 0), dtype=np.int64)
+        residuals = vectors[:, None]
         errors = np.square(residuals).sum(axis=2) / 2
         for table in self._tables:
             products = (residuals.reshape(-1, dim) @ table.T).reshape(*errors.shape, len(table))
-            longer = errors[..., None] + np.square(table).sum(axis=1) / 2 - products
-            flat = longer.reshape(items, errors.shape[1] * len(table))
+            # |r − e|²/2 = |r|²/2 + |e|²/2 − r·e, for every beam b and code c of an item.
+            extended = errors[..., None] + np.square(table).sum(axis=1) / 2 - products
+            # Column b · len(table) + c extends beam b by code c.
+            flat = extended.reshape(items, errors.shape[1] * len(table))
             width = min(self._beam, flat.shape[1])
             best = np.argpartition(flat, width - 1, axis=1)[:, :width]
-            parents, chosen, errors = best // len(table), best % len(table), flat[every, best]
-            residuals = residuals[every, parents] - table[chosen]
-            codes = np.concatenate([codes[every, parents], chosen[..., None]], axis=2)
-        return np.asarray(codes[every[:, 0], errors.argmin(axis=1)])
+            parents = best // len(table)
+            chosen = best % len(table)
+            errors = flat[rows, best]
+            residuals = residuals[rows, parents] - table[chosen]
+            codes = np.concatenate([codes[rows, parents], chosen[..., None]], axis=2)
+        return np.asarray(codes[rows[:, 0], errors.argmin(axis=1)])
 
     @cached_property
     def _packed(self) -> list[Float32[np.ndarray, ...]]:
-        """Code vectors, their half squared norms, and their products between levels, for the library.
+        """The library's tables: code vectors, their half norms, and their products between levels.
 
-        From these products it knows the error of a sum, and never computes what remains of a vector.
+        They give the error of a sum of code vectors without the residual of the vector x:
+        |x − Σ e_l|²/2 − |x|²/2 = Σ_l (|e_l|²/2 − x·e_l) + Σ_{k<l} e_k·e_l
         """
+        # Every level has CODES rows here. Rows that the table does not have are zeros with an
+        # infinite half norm, so that no search chooses them.
         levels, dim = len(self._tables), self._tables[0].shape[1]
         wide = np.zeros((levels, CODES, dim), np.float32)
         halves = np.full((levels, CODES), np.inf, np.float32)
         for level, table in enumerate(self._tables):
             wide[level, : len(table)] = table
             halves[level, : len(table)] = np.square(table).sum(axis=1) / 2
-        every = wide.reshape(-1, dim)
-        crossed = np.concatenate(
-            [every[: CODES * level] @ wide[level].T for level in range(levels)]
-        )
-        return [every, halves, crossed]
+        flat = wide.reshape(-1, dim)
+        crossed = np.concatenate([flat[: CODES * level] @ wide[level].T for level in range(levels)])
+        return [flat, halves, crossed]
 
     def _compiled(
         self, vectors: Float32[np.ndarray, "items dim"]
     ) -> Int64[np.ndarray, "items levels"]:
-        library, (every, halves, crossed) = open_library(), self._packed
+        """Return the codes of vectors, computed by the library."""
+        library = open_library()
+        code_vectors, halves, crossed = self._packed
         codes = np.empty((len(vectors), len(self._tables)), np.uint8)
         for start in range(0, len(vectors), VECTORS_PER_BLOCK):
-            products = vectors[start : start + VECTORS_PER_BLOCK] @ every.T
+            products = vectors[start : start + VECTORS_PER_BLOCK] @ code_vectors.T
+            block = codes[start : start + VECTORS_PER_BLOCK]  # the library fills it in place
             arrays = [array.ctypes.data for array in (products, halves, crossed)]
-            own = codes[start : start + VECTORS_PER_BLOCK]
-            status = library.nearest_sums(*arrays, *own.shape, self._beam, own.ctypes.data)  # type: ignore[union-attr]
+            status = library.nearest_sums(  # type: ignore[union-attr]
+                *arrays, *block.shape, self._beam, block.ctypes.data
+            )
             if status == NO_MEMORY:
                 raise MemoryError
         return codes.astype(np.int64)
@@ -184,29 +202,36 @@ def residual_kmeans(
     iterations: Sequence[int | None],
     random: np.random.Generator,
 ) -> list[Clusters]:
-    """Return code vectors by k-means on the residuals, level by level, and the codes of the items.
+    """Run k-means on the residuals, level by level; return the code vectors and the items' codes.
+
+    Level l clusters the residuals x − e_0 − … − e_{l−1} that the earlier levels leave.
 
     Parameters
     ----------
+    embeddings
+        vectors x of the items.
     modalities
-        the codes of level 0, which has their means as vectors; None finds them by k-means as well.
-    sizes, iterations
-        of each level: its codes, and the most iterations of k-means; None keeps the vectors of the level
-        before.
+        codes of the items at level 0, whose vectors are then the means of their items; with None,
+        level 0 is clustered like the others.
+    sizes
+        number of codes at each level.
+    iterations
+        maximum number of k-means iterations at each level; at a level with None, items get the
+        nearest of the previous level's vectors.
     """
     levels: list[Clusters] = []
     residuals = embeddings.copy()
-    for level, (size, most) in enumerate(zip(sizes, iterations, strict=True)):
+    for level, (size, max_iterations) in enumerate(zip(sizes, iterations, strict=True)):
         if level == 0 and modalities is not None:
             counts = np.bincount(modalities, minlength=size)[:, None]
-            means = sum_by_code(residuals, modalities, size) / np.maximum(counts, 1).astype(
-                np.float32
-            )
+            sums = sum_by_code(residuals, modalities, size)
+            means = sums / np.maximum(counts, 1).astype(np.float32)
             levels.append(Clusters(means, modalities.astype(np.int64)))
-        elif most is None:
-            levels.append(Clusters(levels[-1].centroids, assign(residuals, levels[-1].centroids)))
+        elif max_iterations is None:
+            centroids = levels[-1].centroids
+            levels.append(Clusters(centroids, assign(residuals, centroids)))
         else:
-            levels.append(kmeans(residuals, size, iterations=most, random=random))
+            levels.append(kmeans(residuals, size, iterations=max_iterations, random=random))
         subtract_vectors(residuals, *levels[-1])
     return levels
 
@@ -215,16 +240,17 @@ class EncodedItems(NamedTuple):
     """Items as an index stores them."""
 
     embeddings: Float32[np.ndarray, "items dim"]
-    """Fused embeddings, which the IDs are computed from; unit vectors."""
+    """Fused embeddings, from which the IDs are computed; unit vectors."""
     codes: Int64[np.ndarray, "items levels"]
     code_cosine: Float32[np.ndarray, " items"]
-    """Cosine between an item's embedding and the vector of its ID; ranks the items that share an ID."""
+    """Cosine between an item's embedding and the vector of its ID; ranks the items that share an
+    ID."""
     columns: Int16[np.ndarray, "items columns"]
-    """The rows that an ID table stores: codes, half norm and density (:mod:`genius_search.nn.density`)."""
+    """Rows of an ID table: codes, half norm and density (:mod:`genius_search.nn.density`)."""
 
 
 class Coder:
-    """Gives items their IDs by finished codebooks."""
+    """Assigns IDs to items with finished codebooks."""
 
     def __init__(self, codebooks: Codebooks) -> None:
         self._codebooks = codebooks
@@ -235,36 +261,34 @@ class Coder:
         embeddings: Float32[np.ndarray, "items dim"],
         modalities: Integer[np.ndarray, " items"],
     ) -> Int64[np.ndarray, "items levels"]:
-        """Return the IDs of unit embeddings; the semantic codes are chosen by beam search (deviation 30).
+        """Return the IDs of unit embeddings.
 
-        ``modalities`` (0 image, 1 text, 2 image-text) are the items' own.
+        Semantic codes are chosen by beam search (deviation 30). ``modalities`` are those of the
+        items: 0 image, 1 text, 2 image-text.
         """
-        codebooks, level0 = self._codebooks, self._codebooks.config.level0
+        codebooks = self._codebooks
+        level0 = codebooks.config.level0
         if not codebooks.has_modality_level:
             return self._nearest_sums(embeddings)
         first = modalities.astype(np.int64)
         if level0 == "classifier":
-            weight, bias = (
-                codebooks.weights["classifier.weight"],
-                codebooks.weights["classifier.bias"],
-            )
+            weight = codebooks.weights["classifier.weight"]
+            bias = codebooks.weights["classifier.bias"]
             first = (embeddings @ weight.T + bias).argmax(axis=1)
         elif level0 == "learned":
             first = assign(embeddings, self._tables[0])
+        # With a metric A, codes minimise |A (r − Σ e)|² = |A r − Σ A e|²; A is symmetric.
         residuals = embeddings - self._tables[0][first]
-        semantic = self._nearest_sums(
-            residuals if codebooks.metric is None else residuals @ codebooks.metric
-        )
+        if codebooks.metric is not None:
+            residuals = residuals @ codebooks.metric
+        semantic = self._nearest_sums(residuals)
         return np.concatenate([first[:, None], semantic], axis=1)
 
     @cached_property
     def _nearest_sums(self) -> NearestSums:
-        tables, metric = (
-            self._tables[int(self._codebooks.has_modality_level) :],
-            self._codebooks.metric,
-        )
-        if metric is not None:
-            tables = [table @ metric for table in tables]
+        tables = self._tables[int(self._codebooks.has_modality_level) :]
+        if self._codebooks.metric is not None:
+            tables = [table @ self._codebooks.metric for table in tables]
         return NearestSums(tables, beam=self._codebooks.config.encoding_beam)
 
     @cached_property
@@ -283,7 +307,7 @@ class Coder:
         embeddings: Float32[np.ndarray, "items dim"],
         modalities: Integer[np.ndarray, " items"],
     ) -> EncodedItems:
-        """Return IDs of items with these fused embeddings."""
+        """Return the IDs of items, their cosines and columns, from their fused embeddings."""
         codes = self.assign_ids(embeddings, modalities)
         vectors = sum_codes(self._tables, codes)
         cosine = np.vecdot(embeddings, normalize(vectors))

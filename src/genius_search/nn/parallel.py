@@ -1,4 +1,4 @@
-"""Training over several processes (ranks), and device checks."""
+"""Training over several processes (ranks), and a check of devices."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Rows = TypeVar("Rows", Tensor, np.ndarray)
 Value = TypeVar("Value")
 
 MAX_STEP_TIME: Final = timedelta(minutes=10)
-"""After which a rank that is lost is noticed."""
+"""Timeout of a collective operation, after which a lost rank is noticed."""
 MAX_WAIT_TIME: Final = timedelta(days=7)
-"""For the first rank, which embeds and writes while the others wait."""
-_waiting: dist.ProcessGroup | None = None
-"""The group of all ranks in which :func:`wait_for_ranks` waits so long."""
+"""Timeout of :func:`wait_for_ranks`: the other ranks wait while the first one embeds and writes."""
+_waiting_group: dist.ProcessGroup | None = None
+"""A group of all ranks with the timeout :data:`MAX_WAIT_TIME`."""
 
 
 @contextmanager
 def join_ranks() -> Iterator[None]:
     """Join the processes that ``torchrun`` started, if it started this one.
 
-    The device ``cuda`` is then the GPU with this process's number on its machine.
+    Local rank n of a machine then uses its GPU n under the name ``cuda``.
     """
     if not dist.is_torchelastic_launched():
         yield
@@ -38,20 +38,20 @@ def join_ranks() -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    global _waiting  # noqa: PLW0603  like PyTorch's own default group
+    global _waiting_group  # noqa: PLW0603  like PyTorch's own default group
     store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     if os.environ["GROUP_WORLD_SIZE"] == "1":
-        # torchrun keeps its store when it starts the processes again, and in it the addresses of those that
-        # have gone. Several machines count their attempts apart; there, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
-        # makes torchrun begin a new store.
+        # When torchrun restarts the processes, it keeps its store with the addresses of the lost
+        # ones, so every attempt gets a prefix. Several machines count their attempts separately;
+        # there, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 makes torchrun create a new store.
         attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
         store = dist.PrefixStore(f"attempt-{attempt}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=MAX_STEP_TIME)
-    _waiting = dist.new_group(backend="gloo", timeout=MAX_WAIT_TIME)
+    _waiting_group = dist.new_group(backend="gloo", timeout=MAX_WAIT_TIME)
     try:
         yield
     finally:
-        _waiting = None
+        _waiting_group = None
         dist.destroy_process_group()
 
 
@@ -66,7 +66,7 @@ def rank() -> int:
 
 
 def broadcast(value: Value) -> Value:
-    """Return the value of the first rank on all ranks."""
+    """Return the first rank's value on all ranks."""
     if num_ranks() == 1:
         return value
     box = [value]
@@ -75,13 +75,14 @@ def broadcast(value: Value) -> Value:
 
 
 def wait_for_ranks() -> None:
-    """Wait until all ranks are here."""
+    """Wait until every rank calls this function."""
     if num_ranks() > 1:
-        dist.barrier(_waiting)
+        dist.barrier(_waiting_group)
 
 
 def run_in_rank_order(work: Callable[[], Value]) -> Value:
-    """Run something on one rank after the other: the first writes a folder, and the others open it."""
+    """Run a function on one rank after the other: the first writes a folder, the others open it."""
+    # Rank r passes r barriers, works, and passes the remaining ones: n in all, as on every rank.
     for _ in range(rank()):
         wait_for_ranks()
     value = work()
@@ -91,20 +92,22 @@ def run_in_rank_order(work: Callable[[], Value]) -> Value:
 
 
 def copy_from_first_rank(module: nn.Module) -> None:
-    """Replace parameters and buffers by those of the first rank."""
+    """Replace a module's parameters and buffers by those of the first rank."""
     if num_ranks() > 1:
         for tensor in module.state_dict().values():
             dist.broadcast(tensor, 0)
 
 
 def rows_of_rank(batch: Rows) -> Rows:
-    """Return this rank's share of a batch that is identical on all ranks and divides evenly."""
+    """Return this rank's part of a batch, which is identical on all ranks and divides evenly."""
     size = len(batch) // num_ranks()
     return batch[rank() * size : (rank() + 1) * size]
 
 
 class _Gather(torch.autograd.Function):
     """All-gather whose backward pass sums the gradients of all ranks.
+
+    Each rank computes the loss of the whole batch; its rows influence the losses of all ranks.
 
     Deviation 10: in the released code the weight of L_cl shrinks with the number of ranks.
     """
@@ -123,7 +126,7 @@ class _Gather(torch.autograd.Function):
 
 
 def gather(rows: Tensor) -> Tensor:
-    """Gather the rows of all ranks, in rank order; differentiable."""
+    """Concatenate the rows of all ranks, in rank order; differentiable."""
     if num_ranks() == 1:
         return rows
     gathered: Tensor = _Gather.apply(rows)  # type: ignore[no-untyped-call]
@@ -148,7 +151,7 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def average_measures(measures: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """Return measures as numbers: tensors as their means over all ranks, numbers as they are."""
+    """Return measures as numbers: tensors are averaged over all ranks, numbers are unchanged."""
     tensors = {name: value for name, value in measures.items() if isinstance(value, Tensor)}
     means = torch.stack([value.detach().float() for value in tensors.values()])
     sum_over_ranks([means])
@@ -157,7 +160,7 @@ def average_measures(measures: Mapping[str, Tensor | float]) -> dict[str, float]
 
 
 def check_device(device: str) -> str:
-    """Check that a device can be used, and return its name.
+    """Check that PyTorch can use a device, and return its name.
 
     Raises
     ------

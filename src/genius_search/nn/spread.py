@@ -1,18 +1,23 @@
-"""The spread of products, by which queries are scaled before costs are subtracted from their scores.
+"""Spread of products: the factor by which a query is scaled before costs are subtracted.
 
-A score is the inner product of a query with an item, minus costs: half the norm of an ID's vector, and its
-density (:mod:`genius_search.nn.density`). Exact search does not change its order if a query gets longer, or
-if something is added to it that has the same product with every item. With costs in absolute units the order
-would change. That matters most where words look for pictures: texts and pictures lie in two narrow cones, so
-most of a query's length is the same for every item, and costs would drown the rest.
+A score is the inner product of a query with an item, minus costs: half the norm of an ID's vector,
+and its density (:mod:`genius_search.nn.density`). Exact search keeps its order if a query gets
+longer, or if a vector is added to it that has the same product with every item. Costs in absolute
+units break this. It matters most where words look for pictures: texts and pictures occupy two
+narrow cones, so most of a query's length is the same for every item, and costs would drown the
+rest.
 
-So a query is scaled such that its products spread as those of an item would, if it were the query. The
-products are those with the code vectors of the first semantic level, weighted by the number of items that
-have each code; beam search needs them anyway. The score is divided by the same factor in the end, so that it
-is in the units of the query.
+So a query is scaled such that its products spread as an item's products would, if the item were the
+query:
 
-Densities cost their weight in units of these scaled products, which are cosines where the query is like the
-items (:mod:`genius_search.nn.density`).
+    s(q) = σ / √(Σ_c u_c (q·e_c − m)²)    with m = Σ_c u_c q·e_c
+
+- e_c are the code vectors of the first semantic level. Beam search needs their products anyway.
+- u_c is the share of the items that have code c (:attr:`TargetSpread.usage`).
+- σ is the mean of the same root for items in place of the query (:attr:`TargetSpread.deviation`).
+
+The final score is divided by s(q), so that it is in the units of the query. A density costs its
+weight in units of the scaled products, which are cosines where the query resembles the items.
 """
 
 from __future__ import annotations
@@ -25,27 +30,31 @@ import numpy as np
 from jaxtyping import Float, Float32, Integer, UInt8
 
 RESIDUAL_BIT_WIDTHS: Final = (1, 2, 4, 8)
-"""Bits of a number of a stored residual."""
+"""Bits per number in which residuals may be stored."""
 MAX_CONSTANT_DIRECTIONS: Final = 8
-"""Most directions that are found to be constant, besides dimensions."""
+"""Maximum number of constant directions, dimensions not counted."""
 NUM_MODALITY_STATISTICS: Final = 3
-"""Numbers stored for each modality: the spread, and mean and reliability of densities."""
+"""Numbers stored for each modality: the spread, and the mean and reliability of densities."""
 NUM_EXTRA_COLUMNS: Final = 2
-"""Columns stored after an ID's codes: half norm, density; a byte each."""
+"""Columns stored after an ID's codes: half norm and density, a byte each."""
 MAX_BYTE: Final = 255
-"""Largest stored value of them."""
+"""Largest value of a stored half norm or density."""
 HALF_NORM_STEPS: Final = 160
 """Steps from 0 to 1: half norms up to 1.59 (|v|² = 3.19) with an error of at most 1/320."""
 DENSITY_STEPS: Final = 800
 """Steps from 0 to 1, with an error of at most 1/1600, since densities differ by hundredths."""
 ZERO_DENSITY: Final = 128
-"""The byte of a density of 0. Those beyond ±.16 are clipped, for single items far from all others."""
+"""The byte of a density of 0. Densities beyond ±.16, of single items far from all others, are
+clipped."""
 MAX_FADE: Final = 0.25
-"""Densities count less for products above 1 - MAX_FADE, and not at all at 1. Without it, items are not the first
-hit of their own vectors."""
+"""Fade width of small pools: densities count less for products above 1 − 0.25, and not at all at 1.
+Without fading, items are not the first hit of their vectors."""
 FADE_PER_DECADE: Final = 0.05
+"""Decrease of the fade width when a pool is ten times as large."""
 MIN_FADE: Final = 0.1
+"""Fade width of the largest pools."""
 MAX_FULL_FADE_POOL: Final = 8192
+"""Pools up to this size have the fade width :data:`MAX_FADE`."""
 
 
 def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
@@ -54,22 +63,23 @@ def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray
 
 
 def decode_densities(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
-    """Decode densities, of IDs or items, from the bytes stored in an index."""
+    """Decode densities of IDs or items from the bytes stored in an index: (byte − 128) / 800."""
     return np.asarray(
         (stored.astype(np.int16) - ZERO_DENSITY) / np.float32(DENSITY_STEPS), dtype=np.float32
     )
 
 
 def encode_densities(densities: Float32[np.ndarray, " items"]) -> UInt8[np.ndarray, " items"]:
-    """Return densities as bytes."""
+    """Encode densities as bytes: 800 · density + 128, clipped to 0 to 255."""
     steps = np.rint(densities * DENSITY_STEPS) + ZERO_DENSITY
     return np.asarray(steps.clip(0, MAX_BYTE), dtype=np.uint8)
 
 
 def fade_width(items: int) -> float:
-    """Return over which last part of the cosine densities fade in a pool of so many items.
+    """Return the width of the last part of the cosine in which densities fade, for a pool's size.
 
-    In larger pools the nearest items are nearer: a quarter in small ones, .14 in a million.
+    The larger the pool, the nearer the nearest items: the width is a quarter in small pools and .14
+    in a million items.
     """
     decades = max(0.0, math.log10(max(items, 1) / MAX_FULL_FADE_POOL))
     return max(MIN_FADE, MAX_FADE - FADE_PER_DECADE * decades)
@@ -78,37 +88,45 @@ def fade_width(items: int) -> float:
 def fade(
     products: Float32[np.ndarray, "*shape"], width: float = MAX_FADE
 ) -> Float32[np.ndarray, "*shape"]:
-    """Return the share of a density that counts, from the product of query and item, both of unit length."""
+    """Return the share of a density that counts, from the product of a query and an item.
+
+    Both are unit vectors. The share is ((1 − product) / width)³, clipped to 0 to 1.
+    """
     return np.asarray(((1 - products) / np.float32(width)).clip(0, 1) ** 3, dtype=np.float32)
 
 
 class TargetSpread(NamedTuple):
-    """What is known of the items that a query may find."""
+    """Statistics of the items that a query may find, for scaling the query."""
 
     usage: Float32[np.ndarray, " codes"]
     """Share of the items with each code of the first semantic level."""
     deviation: float
-    """Standard deviation of the products of an item with the code vectors of that level, by usage."""
+    """Standard deviation of an item's products with the code vectors of that level, weighted by
+    usage."""
 
     def scale(
         self, products: Float[np.ndarray, "queries codes"]
     ) -> Float32[np.ndarray, " queries"]:
-        """Return the factor of each query, from its products with the code vectors of the first level."""
+        """Return the factor s(q) of each query, or 1 where products do not differ.
+
+        ``products`` are those of the queries with the code vectors of the first semantic level.
+        """
         centred = products - (products @ self.usage)[:, None]
         variances = np.square(centred) @ self.usage
-        known = (variances > 0) & (self.deviation > 0)
+        differs = (variances > 0) & (self.deviation > 0)
         return np.asarray(
-            np.where(known, self.deviation / np.sqrt(np.where(known, variances, 1)), 1), np.float32
+            np.where(differs, self.deviation / np.sqrt(np.where(differs, variances, 1)), 1),
+            np.float32,
         )
 
 
 class Residuals(NamedTuple):
     """Weights of the dimensions of stored residuals, which are rounded to few bits.
 
-    Rounding to one bit gives every number of a residual the same size. Where a dimension differs little
-    between items, most of what is stored of it is error, and a query may have much of it. The weights are
-    those of a linear regression from rounded to true residuals, relative to their mean. Directions in which
-    items do not differ at all are left out.
+    Rounding to one bit gives every number of a residual the same size. In a dimension that differs
+    little between items, most of the stored number is rounding error, and a query may have a large
+    component there. The weights are those of a linear regression from rounded to true residuals,
+    relative to their mean. Directions in which items do not differ at all are left out.
     """
 
     weights: Float32[np.ndarray, "bits dim"]
@@ -119,13 +137,13 @@ class Residuals(NamedTuple):
     def apply(
         self, residuals: Float32[np.ndarray, "rows dim"], bits: int
     ) -> Float32[np.ndarray, "rows dim"]:
-        """Return the residuals, weighted, without constant directions."""
+        """Return weighted residuals w without their constant directions C: w − (w Cᵀ) C."""
         weighted = residuals * self.weights[RESIDUAL_BIT_WIDTHS.index(bits)]
         return np.asarray(weighted - (weighted @ self.constant.T) @ self.constant, np.float32)
 
     @staticmethod
     def unweighted(dim: int) -> Residuals:
-        """Return weights of 1."""
+        """Return weights of 1 and no constant direction."""
         return Residuals(
             np.ones((len(RESIDUAL_BIT_WIDTHS), dim), np.float32), np.zeros((0, dim), np.float32)
         )
@@ -137,12 +155,13 @@ class Spread:
     Parameters
     ----------
     usage
-        number of items, by the first code of their ID and by that of the first semantic level.
+        number of items by the first code of their ID (rows) and their first semantic code
+        (columns). IDs without a modality level have a single row.
     spreads
-        by the first code of their ID, the standard deviation of :class:`TargetSpread`, and mean and reliability
-        of the items' densities, which are stored relative to these.
+        a row for each first code: the standard deviation of :class:`TargetSpread`, and mean and
+        reliability of the items' densities, relative to which densities are stored.
     residuals
-        None if they were not measured.
+        weights of stored residuals; None if they were not measured.
     """
 
     def __init__(
@@ -156,36 +175,42 @@ class Spread:
         """The first semantic level."""
         self._usage = np.asarray(usage, dtype=np.float64)
         self._spreads = np.asarray(spreads, dtype=np.float64)
-        self._known: dict[frozenset[int], TargetSpread] = {}
+        self._target_spreads: dict[frozenset[int], TargetSpread] = {}
 
     def target_spread(self, level0: frozenset[int] = frozenset()) -> TargetSpread:
-        """Return the spreads of the items with these first codes; none means any."""
-        if level0 not in self._known:
-            chosen = (
+        """Return the statistics of the items with these first codes; empty means all items."""
+        if level0 not in self._target_spreads:
+            codes = (
                 [code for code in sorted(level0) if code < len(self._usage)] if self.level else []
             )
-            rows = np.array(chosen) if chosen else np.arange(len(self._usage))
-            usage, spreads = self._usage[rows], self._spreads[rows]
+            rows = np.array(codes) if codes else np.arange(len(self._usage))
+            usage = self._usage[rows]
+            spreads = self._spreads[rows]
             counts = usage.sum(axis=1)
             if not counts.any():
-                usage, counts = np.ones_like(usage), np.ones_like(counts)
-            # Of several modalities, the mean variance within each.
-            first = math.sqrt(np.square(spreads[:, 0]) @ counts / counts.sum())
+                usage = np.ones_like(usage)
+                counts = np.ones_like(counts)
+            # With several modalities, the variance is the mean of the variances within each.
+            deviation = math.sqrt(np.square(spreads[:, 0]) @ counts / counts.sum())
             shares = (usage.sum(axis=0) / counts.sum()).astype(np.float32)
-            self._known[level0] = TargetSpread(shares, first)
-        return self._known[level0]
+            self._target_spreads[level0] = TargetSpread(shares, deviation)
+        return self._target_spreads[level0]
 
     def scales(
         self, products: Float[np.ndarray, "queries codes"], level0: Sequence[frozenset[int]]
     ) -> Float32[np.ndarray, " queries"]:
-        """Return the factors of queries that look for items with these first codes; none means any."""
+        """Return the factor s(q) of each query.
+
+        ``level0`` holds for each query the first codes of the items that it may find; empty means
+        all.
+        """
         scales = np.ones(len(products), dtype=np.float32)
-        for allowed in set(level0):
-            own = [number for number, one in enumerate(level0) if one == allowed]
-            scales[own] = self.target_spread(allowed).scale(products[own])
+        for targets in set(level0):
+            queries = [query for query, codes in enumerate(level0) if codes == targets]
+            scales[queries] = self.target_spread(targets).scale(products[queries])
         return scales
 
     @staticmethod
     def neutral(codes: int) -> Spread:
-        """Return spreads by which no query is scaled, for ``codes`` codes at the first level."""
+        """Return spreads that scale no query, for ``codes`` codes at the first level."""
         return Spread(np.ones((1, codes)), np.zeros((1, NUM_MODALITY_STATISTICS)))

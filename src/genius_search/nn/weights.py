@@ -1,4 +1,4 @@
-"""Weights of networks as safetensors files; networks run in batches."""
+"""Weights of networks as safetensors files, and encoding in batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Input = TypeVar("Input")
 
 
 class _Uninitialized(TorchFunctionMode):
-    """Draws no random numbers; without memory for them, PyTorch would load its compiler to do so."""
+    """Skips random initialisation, for which PyTorch would load its compiler on the meta device."""
 
     def __torch_function__(
         self,
@@ -35,17 +35,18 @@ class _Uninitialized(TorchFunctionMode):
 
 
 def load_weights(file: Path, make: Callable[[], Network]) -> Network:
-    """Construct a network with the weights of a file; all its tensors must be there.
+    """Construct a network with the weights of a file, which must hold all its tensors.
 
     Parameters
     ----------
     make
-        constructs the network, without memory for tensors: settings may describe one of any size.
+        constructs the network. It is called on the meta device, which allocates no memory, since
+        settings may describe a network of any size.
 
     Raises
     ------
     ArtifactMismatch
-        The file is damaged, or holds other names and shapes than the network has.
+        The file is damaged, or its names and shapes differ from the network's.
     """
     try:
         tensors = load_file(file)
@@ -67,7 +68,7 @@ def load_weights(file: Path, make: Callable[[], Network]) -> Network:
 def in_batches(
     encode: Callable[[Sequence[Input]], Tensor], items: Sequence[Input], *, size: int, dim: int
 ) -> Float[Tensor, "items dim"]:
-    """Encode ``size`` items at a time, and return the features on the CPU."""
+    """Encode items in batches of ``size``, and return the features on the CPU."""
     parts = [encode(items[start : start + size]).cpu() for start in range(0, len(items), size)]
     return torch.cat([torch.zeros(0, dim), *parts])
 
@@ -75,7 +76,7 @@ def in_batches(
 def write_weights(
     path: Path, tensors: Mapping[str, Tensor], *, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write named tensors, which may share their memory."""
+    """Write named tensors into a safetensors file; tensors may share memory."""
     copies = {
         name: tensor.clone(memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()

@@ -60,8 +60,8 @@ def test_half_norm_and_density_equal_a_plain_computation(has_modality_level, mon
     expected = np.array(
         [plainly(tables, code, has_modality_level=has_modality_level) for code in codes.tolist()]
     )
-    for at_once in (density.SCORES_AT_ONCE, 20):  # all together, and a few at a time
-        monkeypatch.setattr(density, "SCORES_AT_ONCE", at_once)
+    for block in (density.COSINES_PER_BLOCK, 20):  # all together, and a few at a time
+        monkeypatch.setattr(density, "COSINES_PER_BLOCK", block)
         measurer = NormAndDensity(tables, has_modality_level=has_modality_level)
         found = measurer.densities(sum_codes(tables, codes), codes)
         np.testing.assert_allclose(found, expected[:, 1], rtol=1e-5, atol=1e-6)
@@ -130,8 +130,8 @@ def test_item_density_is_relative_to_the_mean_of_the_modality_times_its_reliabil
         nearest = max(cosine(embedding, one) for one in near)
         expected.append(expected_byte(nearest, *baseline[code[0] if has_modality_level else 0]))
     assert min(expected) < 100 < 150 < max(expected)
-    for at_once in (density.SCORES_AT_ONCE, 20):
-        monkeypatch.setattr(density, "SCORES_AT_ONCE", at_once)
+    for block in (density.COSINES_PER_BLOCK, 20):
+        monkeypatch.setattr(density, "COSINES_PER_BLOCK", block)
         measurer = NormAndDensity(
             tables, has_modality_level=has_modality_level, sample=sample, baseline=baseline
         )
