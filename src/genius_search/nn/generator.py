@@ -1,7 +1,14 @@
 """Decoder that generates IDs code by code (paper, section 4.3): T5's decoder in plain PyTorch.
 
-It attends to a few prefix vectors computed from the query's embedding. Training reads all codes at once
-(teacher forcing); a search reads them one after the other, and keeps keys and values of the earlier ones.
+It attends to a few prefix vectors computed from the query's embedding. Training reads all codes at
+once (teacher forcing); a search reads them one after the other, and caches the keys and values of
+earlier ones.
+
+Position t of the decoder reads token t and predicts the code of level t:
+
+    position   0      1      2      3
+    token      start  c_0    c_1    c_2
+    predicts   c_0    c_1    c_2    c_3
 """
 
 from __future__ import annotations
@@ -34,21 +41,28 @@ from genius_search.recipe import GeneratorConfig
 from genius_search.writing import ArtifactWriter
 
 CODE_ROW_STD: Final = 2.08
-"""Initial scale of code rows: the released code's 100 x nn.Linear of a unit vector at width 768."""
+"""Initial scale of the codes' embeddings: the released code's 100 · nn.Linear of a unit vector at
+width 768."""
 FIRST_SCALE: Final = 20.0
-"""Initial scale of distances as logits: a cosine higher by 0.05 multiplies the probability by e."""
+"""Initial scale of the guide's nearness: a cosine higher by 0.05 multiplies the probability by
+e."""
 FIRST_GATE: Final = 0.1
-"""Initial weight of the decoder's logits, which are random when training begins."""
+"""Initial weight of the decoder's logits in the guide's, since they are random when training
+begins."""
 
 
 class Guide(nn.Module):
     """Combines the decoder's logits with the distances between the query and the code vectors.
 
-    The logits of level l are scale_l · (r·e − |e|²/2) + bias + gate_l · (the decoder's logits), where r is
-    the query's scaled embedding (:mod:`genius_search.nn.spread`) minus the code vectors of earlier levels,
-    and e is the vector of a code. Up to a constant, the bracket is minus half the squared distance from the
-    embedding to the vector of the prefix with this code. Scales, gates and biases are learned with the
-    decoder; the code vectors are the quantizer's and fixed.
+    The logit of code c at level l is
+
+        scale_l · (r·e_c − |e_c|²/2) + bias_c + gate_l · (the decoder's logit)
+
+    where r is the query's scaled embedding (:mod:`genius_search.nn.spread`) minus the code vectors
+    of earlier levels, and e_c is the vector of the code. Up to a constant, the bracket, called
+    nearness, is minus half the squared distance from the embedding to the vector of the prefix that
+    ends with c. Scales, gates and biases are learned with the decoder; the code vectors are the
+    quantizer's and fixed (deviation 29).
 
     Parameters
     ----------
@@ -75,14 +89,15 @@ class Guide(nn.Module):
         return self.vectors[self._rows(codes)].sum(dim=1)
 
     def _rows(self, codes: Int[Tensor, "batch levels"]) -> Int[Tensor, "batch levels"]:
+        """Return the rows of codes in ``vectors``, where the tables follow one another."""
         return codes + torch.tensor([0, *accumulate(self.sizes)][:-1], device=codes.device)
 
     def residuals(
         self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
     ) -> Float[Tensor, "batch levels dim"]:
-        """Return the residual at each level: the query minus the code vectors before it."""
-        before = self.vectors[self._rows(codes)[:, :-1]]
-        return torch.cat([queries[:, None], -before], dim=1).cumsum(dim=1)
+        """Return the residual at each level: the query minus the code vectors of earlier levels."""
+        earlier = self.vectors[self._rows(codes)[:, :-1]]
+        return torch.cat([queries[:, None], -earlier], dim=1).cumsum(dim=1)
 
     def score_ids(
         self,
@@ -90,7 +105,7 @@ class Guide(nn.Module):
         queries: Float[Tensor, "batch dim"],
         codes: Int[Tensor, "batch levels"],
     ) -> Float[Tensor, "batch levels"]:
-        """Return the logit of each code of IDs; ``decoder_logits`` are of these codes alone."""
+        """Return the logit of each code of IDs, from the decoder's logits for the same codes."""
         rows = self._rows(codes)
         vectors = self.vectors[rows]
         nearness = (self.residuals(queries, codes) * vectors).sum(dim=2) - vectors.square().sum(
@@ -104,7 +119,7 @@ class Guide(nn.Module):
         residuals: Float[Tensor, "rows dim"],
         level: int,
     ) -> Float[Tensor, "rows codes"]:
-        """Return the logits of one level's codes."""
+        """Return the logits of all codes of a level."""
         start = sum(self.sizes[:level])
         rows = slice(start, start + self.sizes[level])
         vectors = self.vectors[rows]
@@ -119,13 +134,13 @@ class KeysValues(NamedTuple):
     keys: Float[Tensor, "rows heads tokens head_width"]
     values: Float[Tensor, "rows heads tokens head_width"]
 
-    def take(self, rows: Int[Tensor, " kept"]) -> KeysValues:
-        """Return those of the chosen rows."""
+    def take(self, rows: Int[Tensor, " chosen"]) -> KeysValues:
+        """Return the keys and values of the chosen rows."""
         return KeysValues(self.keys[rows], self.values[rows])
 
 
 class Attention(nn.Module):
-    """T5's attention: without biases, and scaled by the initial weights instead of by 1/√width."""
+    """T5's attention: without biases; initial weights replace the factor 1/√width of the scores."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
@@ -150,12 +165,13 @@ class Attention(nn.Module):
         return output
 
     def _split(self, projected: Tensor) -> Tensor:
+        """Reshape (rows, tokens, heads · width) to (rows, heads, tokens, width)."""
         heads: Tensor = projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return heads
 
 
 class Block(nn.Module):
-    """Self-attention, cross-attention to the prefixes and feed-forward, each pre-normed and residual."""
+    """Self-attention, cross-attention to the prefixes, feed-forward; each pre-norm and residual."""
 
     def __init__(self, config: GeneratorConfig) -> None:
         super().__init__()
@@ -175,9 +191,10 @@ class Block(nn.Module):
         bias: Tensor,
         past: KeysValues | None,
     ) -> tuple[Float[Tensor, "rows tokens width"], KeysValues]:
-        """Read tokens after the past ones; return their vectors, and keys and values of all tokens so far.
+        """Read tokens after the past ones; return their vectors, and all tokens' keys and values.
 
-        Each query's ``prefixes`` serve as many adjacent rows.
+        The rows of a query, its beams, are adjacent: with n queries and m rows, row i belongs to
+        query i // (m / n) and attends to its ``prefixes``.
         """
         normed = self.self_norm(hidden)
         present = self.self_attention.keys_values(normed)
@@ -186,10 +203,10 @@ class Block(nn.Module):
                 *(torch.cat(both, dim=2) for both in zip(past, present, strict=True))
             )
         hidden = hidden + self.dropout(self.self_attention(normed, present, bias))
-        count, width = len(prefixes.keys), hidden.shape[2]
-        by_query = self.cross_norm(hidden).view(
-            count, hidden.numel() // max(1, count * width), width
-        )
+        # (rows, tokens, width) becomes (queries, rows per query · tokens, width).
+        num_queries, width = len(prefixes.keys), hidden.shape[2]
+        tokens_per_query = hidden.numel() // max(1, num_queries * width)
+        by_query = self.cross_norm(hidden).view(num_queries, tokens_per_query, width)
         hidden = hidden + self.dropout(
             self.cross_attention(by_query, prefixes, None).view_as(hidden)
         )
@@ -198,50 +215,53 @@ class Block(nn.Module):
 
 
 class GeneratorState(NamedTuple):
-    """What a search keeps between levels: a row for each beam, query after query."""
+    """State of a search between levels: a row for each beam, query after query."""
 
     level: int
     """Number of tokens read, including the start token."""
     prefixes: tuple[KeysValues, ...]
-    """Of each query's prefix vectors, by block."""
+    """Keys and values of each query's prefix vectors, by block."""
     past: tuple[KeysValues, ...]
-    """Of the tokens of each row, by block; empty before the first."""
+    """Keys and values of the tokens of each row, by block; empty before the first token."""
 
     def select(
-        self, queries: Int[Tensor, " kept"] | None, rows: Int[Tensor, "kept beams"]
+        self, queries: Int[Tensor, " chosen"] | None, rows: Int[Tensor, "chosen beams"]
     ) -> GeneratorState:
         """Return the state of the chosen queries (None: all) and rows."""
-        prefixes = (
-            self.prefixes if queries is None else tuple(one.take(queries) for one in self.prefixes)
-        )
-        return GeneratorState(
-            self.level, prefixes, tuple(one.take(rows.flatten()) for one in self.past)
-        )
+        prefixes = self.prefixes
+        if queries is not None:
+            prefixes = tuple(memory.take(queries) for memory in prefixes)
+        past = tuple(memory.take(rows.flatten()) for memory in self.past)
+        return GeneratorState(self.level, prefixes, past)
 
 
 class DecoderStep(NamedTuple):
-    """What a decoder says after reading codes."""
+    """Output of a decoder after reading codes."""
 
     hidden: Float[Tensor, "rows tokens width"]
     """``hidden[:, t]`` predicts the code after token t."""
     state: Any
-    """The state after the last token; only its decoder knows the contents."""
+    """State after the last token; only the decoder that returned it reads it."""
 
 
 class Generator(nn.Module):
     """Decoder that generates the ID of a query's target.
 
-    The vocabulary is T5's three special tokens, then the codes of level 0, level 1, and so on: code c of
-    level l is row ``offsets[l] + c``.
+    The vocabulary is T5's three special tokens, then the codes of level 0, level 1, and so on: code
+    c of level l is token ``offsets[l] + c``. With levels of 3, 256 and 256 codes:
 
-    It is also constructed on the "meta" device, to compare its size with that of its file.
+        token   0    1    2        3–5      6–261    262–517
+        means   pad  end  unknown  level 0  level 1  level 2
+
+    Padding is also the start token. Loading constructs a generator on the "meta" device, too, to
+    compare its tensors with those of its file.
 
     Parameters
     ----------
     sizes
         number of codes at each level.
     common_vocabulary
-        whether all levels share one vocabulary, as positions in a text do.
+        whether all levels use the same tokens, as all positions of a text do.
     """
 
     def __init__(
@@ -255,8 +275,8 @@ class Generator(nn.Module):
         super().__init__()
         self.config = config
         self.sizes = sizes
-        before = [0] * len(sizes) if common_vocabulary else [0, *accumulate(sizes)]
-        self.offsets = tuple(NUM_SPECIAL + before[level] for level in range(len(sizes)))
+        starts = [0] * len(sizes) if common_vocabulary else [0, *accumulate(sizes)]
+        self.offsets = tuple(NUM_SPECIAL + starts[level] for level in range(len(sizes)))
         vocabulary = max(offset + size for offset, size in zip(self.offsets, sizes, strict=True))
         self.prefix_projection = nn.Linear(dim, config.prefixes * config.width)
         self.prefix_norm = nn.RMSNorm(config.width, eps=EPSILON)
@@ -276,8 +296,8 @@ class Generator(nn.Module):
     ) -> None:
         """Initialise the codes' embeddings by a random linear map of their unit code vectors.
 
-        As in the released code, codes with similar vectors start with similar embeddings. Deviation 12: the
-        scale is the same for every feature width, and there is no bias. The guide, if there is one, gets the
+        As in the released code, codes with similar vectors start with similar embeddings. Deviation
+        12: the scale is the same for every feature width, and there is no bias. A guide gets the
         code vectors themselves.
         """
         if self.guide is not None:
@@ -294,14 +314,14 @@ class Generator(nn.Module):
     def forward(
         self, queries: Float[Tensor, "batch dim"], codes: Int[Tensor, "batch levels"]
     ) -> Float[Tensor, "batch levels width"]:
-        """Return the hidden state at every level, given the target's earlier codes (teacher forcing)."""
+        """Return the hidden state at every level, given the target's earlier codes."""
         hidden: Tensor = self.dropout(self.advance(self.start(queries), codes[:, :-1]).hidden)
         return hidden
 
     def start(
         self,
         queries: Float[Tensor, "queries dim"],
-        level0: Sequence[frozenset[int]] | None = None,  # noqa: ARG002  it is not asked for a modality
+        level0: Sequence[frozenset[int]] | None = None,  # noqa: ARG002  other decoders use it
     ) -> GeneratorState:
         """Return the state before any token."""
         # Deviation 11: one linear layer and a norm, as in the released code; the paper says MLP.
@@ -315,7 +335,10 @@ class Generator(nn.Module):
         )
 
     def advance(self, state: GeneratorState, codes: Int[Tensor, "rows codes"]) -> DecoderStep:
-        """Read further codes, or in the initial state the start token and the first codes."""
+        """Read codes; in the initial state, the start token and then the codes.
+
+        The codes are those of the levels that follow the ones in ``state``.
+        """
         first = max(state.level - 1, 0)
         offsets = self.offsets[first : first + codes.shape[1]]
         tokens = codes + torch.tensor(offsets, dtype=codes.dtype, device=codes.device)
@@ -323,10 +346,11 @@ class Generator(nn.Module):
             tokens = torch.cat([tokens.new_zeros(len(tokens), 1), tokens], dim=1)
         level = state.level + tokens.shape[1]
         bias = self.position_biases(level)[:, :, state.level :]
-        hidden, present = self.dropout(self.embedding(tokens)), []
+        hidden = self.dropout(self.embedding(tokens))
+        present: list[KeysValues] = []
         for block, prefixes, past in zip_longest(self.decoder_blocks(), state.prefixes, state.past):
-            hidden, kept = block(hidden, prefixes, bias, past)
-            present.append(kept)
+            hidden, keys_values = block(hidden, prefixes, bias, past)
+            present.append(keys_values)
         return DecoderStep(
             self.final_norm(hidden), GeneratorState(level, state.prefixes, tuple(present))
         )
@@ -339,10 +363,15 @@ class Generator(nn.Module):
     ) -> Float[Tensor, " levels"]:
         """Return the cross-entropy of each level (equation 10), averaged over the batch.
 
+        Level l contributes −log p(c_l | c_0, …, c_{l−1}, query).
+
         Parameters
         ----------
+        codes
+            IDs of the targets.
         scaled
-            the queries as a guide compares them with code vectors (:mod:`genius_search.nn.spread`).
+            the queries, scaled for the comparison with a guide's code vectors
+            (:mod:`genius_search.nn.spread`); by default they are not scaled.
         """
         hidden = self.forward(queries, codes)
         compared = queries if scaled is None else scaled
@@ -364,7 +393,10 @@ class Generator(nn.Module):
         codes: Int[Tensor, "batch levels"],
         scaled: Float[Tensor, "batch dim"],
     ) -> Float[Tensor, "batch levels"]:
-        """Return the guided logit of each code of IDs, not normalised over the level; see :meth:`loss`."""
+        """Return the guided logit of each code of IDs, not normalised over its level.
+
+        It computes the logits of the codes of the given IDs alone. See :meth:`loss` for ``scaled``.
+        """
         guide = self.require_guide()
         rows = codes + torch.tensor(self.offsets, device=codes.device)
         if self.head is not None:
@@ -378,14 +410,14 @@ class Generator(nn.Module):
         """Return the guide; raise :class:`UsageError` without one."""
         if self.guide is None:
             raise UsageError(
-                "this generator has no guide, which scores of whole IDs need: set guide to geometry"
+                "this generator has no guide, which scoring whole IDs needs; set guide to geometry"
             )
         return self.guide
 
     def logits(
         self, hidden: Float[Tensor, "rows width"], level: int
     ) -> Float[Tensor, "rows codes"]:
-        """Return the logits of one level's codes, without the guide."""
+        """Return the decoder's logits of a level's codes, without the guide."""
         start = self.offsets[level]
         return self.row_logits(hidden, slice(start, start + self.sizes[level]))
 
@@ -395,7 +427,10 @@ class Generator(nn.Module):
         level: int,
         scores: Literal["level", "vocabulary"],
     ) -> Float[Tensor, "rows codes"]:
-        """Return log-probabilities of a level's codes, normalised over the level or the whole vocabulary."""
+        """Return the log-probabilities of a level's codes.
+
+        ``scores`` selects whether they are normalised over the level or over the whole vocabulary.
+        """
         if scores == "vocabulary":
             start, stop = self.offsets[level], self.offsets[level] + self.sizes[level]
             return torch.log_softmax(self.row_logits(hidden, slice(None)), dim=-1)[:, start:stop]
@@ -405,30 +440,30 @@ class Generator(nn.Module):
         self, hidden: Float[Tensor, "rows width"], rows: slice
     ) -> Float[Tensor, "rows codes"]:
         """Return the logits of a slice of the vocabulary."""
+        # T5 scales the hidden state by 1/√width if input and output embeddings are the same matrix.
         if self.head is not None:
             return F.linear(hidden, self.head.weight[rows]).float()
         return F.linear(hidden * self.config.width**-0.5, self.embedding.weight[rows]).float()
 
     @property
     def device(self) -> torch.device:
-        """Device of the computation."""
+        """The device of the weights."""
         return self.embedding.weight.device
 
     def decoder_blocks(self) -> list[Block]:
-        """Return the blocks, first to last."""
+        """Return the decoder's blocks, first to last."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def position_biases(self, tokens: int) -> Float[Tensor, "1 heads tokens keys"]:
-        """Return the relative-position bias between each token and those up to itself.
+        """Return the bias of attention by the distance between tokens; −∞ for later tokens.
 
         As in T5, all blocks share one bias.
         """
         positions = np.arange(tokens)
         distance = positions[:, None] - positions[None, :]
         device = self.position_bias.weight.device
-        bias: Tensor = self.position_bias(
-            torch.from_numpy(bucket(np.maximum(distance, 0))).to(device)
-        )
+        buckets = torch.from_numpy(bucket(np.maximum(distance, 0))).to(device)
+        bias: Tensor = self.position_bias(buckets)
         bias = bias.masked_fill(torch.from_numpy(distance < 0).to(device)[..., None], float("-inf"))
         return bias.permute(2, 0, 1)[None]
 
@@ -450,15 +485,22 @@ class Generator(nn.Module):
 
 
 def write_generator(writer: ArtifactWriter, generator: Generator, *, dim: int) -> Manifest:
-    """Write weights and manifest of a generator; ``dim`` is the width of the embeddings."""
+    """Write a generator's weights and manifest; ``dim`` is the width of query embeddings."""
     write_weights(writer.path / GENERATOR_FILE, generator.state_dict())
     return writer.finish(facts={"dim": dim, "sizes": list(generator.sizes)})
 
 
 def load_generator(folder: Path, *, device: str = "cpu") -> Generator:
-    """Load a generator from its folder; raise :class:`ArtifactMismatch` where its files do not fit."""
+    """Load a generator from its folder.
+
+    Raises
+    ------
+    ArtifactMismatch
+        The weights do not fit the settings in the manifest.
+    """
     manifest = open_artifact(folder, kind=GENERATOR_KIND)
-    config, facts = settings_of(GeneratorConfig, manifest), manifest.facts
+    config = settings_of(GeneratorConfig, manifest)
+    facts = manifest.facts
     generator = load_weights(
         folder / GENERATOR_FILE, lambda: Generator(facts["dim"], tuple(facts["sizes"]), config)
     )

@@ -1,7 +1,13 @@
 """Fusion of features, and modality-decoupled residual quantization into IDs (paper, section 4.2).
 
-Level 0 encodes the modality, the later levels encode meaning from coarse to fine. Codebooks are initialised
-by k-means and updated by exponential moving averages; they receive no gradients.
+Level 0 encodes the modality, the later levels encode meaning from coarse to fine. With e_l the
+chosen code vector of level l, level l quantizes the residual r_l of an embedding x:
+
+    r_0 = x,    e_l = the nearest code vector to r_l,    r_{l+1} = r_l − e_l,    x ≈ e_0 + e_1 + … +
+    e_L
+
+Codebooks are initialised by k-means and updated by exponential moving averages; they receive no
+gradients.
 """
 
 from __future__ import annotations
@@ -29,15 +35,15 @@ from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
 
 LAPLACE: Final = 1e-5
-"""Smooths the counts in a codebook's moving average."""
+"""Added to each code's count when a moving average is divided by it, so that no count is 0."""
 
 
 class Fusion(nn.Module):
     """Fuses features: h(x, y) = λ·text + (1−λ)·image + MLP([text; image]), then L2-normalised.
 
-    λ is the output of an MLP with a sigmoid. An absent modality is a zero vector, of which the projection
-    passes on only its bias; this is how the network recognises absence. Layer names follow the released
-    checkpoint (specification, section 7).
+    λ is the output of an MLP with a sigmoid (paper, section 4.2.1). An absent modality is a zero
+    vector, for which the projection returns its bias; so the network recognises absence. Layer
+    names follow the released checkpoint (specification, section 7).
     """
 
     def __init__(self, dim: int, config: FusionConfig) -> None:
@@ -58,7 +64,7 @@ class Fusion(nn.Module):
     def forward(
         self, image: Float[Tensor, "items dim"], text: Float[Tensor, "items dim"]
     ) -> Float[Tensor, "items dim"]:
-        """Return unit embeddings. Rows of an absent modality must be zero."""
+        """Return unit embeddings; rows of an absent modality must be zero."""
         joint = torch.cat(
             [
                 torch.relu(self.text_projection_layer(self.dropout(text))),
@@ -78,15 +84,20 @@ class Quantized(NamedTuple):
 
     codes: Int[Tensor, "items levels"]
     vectors: Float[Tensor, "items dim"]
-    """Sum of the chosen code vectors; its gradient goes straight through to the embedding."""
+    """Sum of the chosen code vectors; its gradient passes straight through to the embedding."""
     loss: Float[Tensor, ""]
-    """L_rq: mean squared distance of each residual to its code vector, over elements and levels."""
+    """L_rq = mean over levels l of ‖r_l − e_l‖² / dim, averaged over the items."""
     residuals: Float[Tensor, "levels items dim"]
-    """Input of each level, detached, for the moving averages."""
+    """The residuals r_l that each level quantizes, detached, for the moving averages."""
 
 
 class Codebook(nn.Module):
-    """Code vectors of one level, and the moving averages that define them."""
+    """Code vectors of a level, and the moving averages that define them.
+
+    ``embed`` holds the code vectors, ``cluster_size`` the average number of residuals per batch
+    that choose each code, and ``embed_avg`` the average sum of those residuals. The names are those
+    of the released checkpoint.
+    """
 
     embed: Tensor
     cluster_size: Tensor
@@ -102,7 +113,7 @@ class Codebook(nn.Module):
     def initialise(
         self, vectors: Float[Tensor, "codes dim"], counts: Float[Tensor, " codes"]
     ) -> None:
-        """Initialise code vectors and averages from centroids and their numbers of items."""
+        """Initialise code vectors and averages from centroids and their counts of items."""
         self.embed.copy_(vectors)
         self.cluster_size.copy_(counts)
         self.embed_avg.copy_(vectors * counts[:, None])
@@ -115,7 +126,11 @@ class Codebook(nn.Module):
         *,
         decay: float,
     ) -> None:
-        """Update the moving averages with the residuals that were assigned to each code."""
+        """Update the moving averages and code vectors with the residuals assigned to each code."""
+        # With n the counts, s the sums of residuals and d the decay:
+        #     cluster_size ← d · cluster_size + (1 − d) · n
+        #     embed_avg    ← d · embed_avg + (1 − d) · s
+        #     embed        ← embed_avg / smoothed cluster_size
         size = len(self.embed)
         counts = torch.bincount(codes, minlength=size).to(self.cluster_size)
         sums = torch.zeros_like(self.embed_avg).index_add_(0, codes, residuals.to(self.embed_avg))
@@ -130,10 +145,12 @@ class Codebook(nn.Module):
     def revive_dead_codes(
         self, residuals: Float[Tensor, "items dim"], *, below: float, generator: torch.Generator
     ) -> int:
-        """Move each code whose average count is below ``below`` to a random residual; return their number."""
+        """Move codes with average counts under ``below`` to random residuals; return their
+        number."""
         dead = self.cluster_size < below
         num_dead = int(dead.sum())
         if num_dead:
+            # Drawn on the CPU, so that they do not depend on the device.
             chosen = torch.randint(len(residuals), (num_dead,), generator=generator)
             self.embed[dead] = residuals[chosen.to(residuals.device)].to(self.embed)
             self.cluster_size[dead] = below
@@ -175,8 +192,11 @@ class Quantizer(nn.Module):
     ) -> Quantized:
         """Assign IDs to unit embeddings, greedily level by level (equations 4 to 6).
 
-        ``modalities`` (0 image, 1 text, 2 image-text) is the modality of each item, or the target modality of
-        each query. It is required if level 0 is ``assigned``, and ignored otherwise.
+        Parameters
+        ----------
+        modalities
+            the modality of each item or the target modality of each query: 0 image, 1 text, 2
+            image-text. Required if level 0 is ``assigned``, and ignored otherwise.
         """
         residual = embeddings
         vectors = torch.zeros_like(embeddings)
@@ -184,7 +204,7 @@ class Quantizer(nn.Module):
         residuals: list[Tensor] = []
         losses: list[Tensor] = []
         for level, book in enumerate(self.books):
-            chosen = self._choose(level, embeddings, residual, modalities)
+            chosen = self._choose_codes(level, embeddings, residual, modalities)
             code_vectors = book.embed[chosen]
             residuals.append(residual.detach())
             # Deviation 3: a mean over elements and levels, as in the released code; the paper sums.
@@ -192,7 +212,9 @@ class Quantizer(nn.Module):
             codes.append(chosen)
             vectors = vectors + code_vectors
             residual = residual - code_vectors
-        # Deviation 4: one identity for the sum of the levels; the authors' library gave one per level.
+        # Straight-through: the value is the sum of code vectors, the gradient that of the
+        # embedding. Deviation 4: one identity for the sum of the levels; the authors' library gave
+        # one per level.
         identities = 1 if self.config.gradient == "once" else len(self.books)
         through = embeddings * identities
         return Quantized(
@@ -202,20 +224,19 @@ class Quantizer(nn.Module):
             residuals=torch.stack(residuals),
         )
 
-    def to_codebooks(self, measured: Mapping[str, np.ndarray] | None = None) -> Codebooks:
-        """Return a copy that encodes items, and holds what was ``measured`` of them."""
-        given = {name: as_array(weight).copy() for name, weight in self.state_dict().items()}
-        # A learned level 0 is unsupervised, so its modalities are measured on candidates after training.
-        is_known = self.config.level0 in ("assigned", "classifier")
-        given["level0_modality"] = np.array([0, 1, 2] if is_known else [-1] * NUM_MODALITIES)
+    def to_codebooks(self, statistics: Mapping[str, np.ndarray] | None = None) -> Codebooks:
+        """Return a copy in NumPy that encodes items; ``statistics`` were measured of items."""
+        weights = {name: as_array(weight).copy() for name, weight in self.state_dict().items()}
+        # A learned level 0 is unsupervised, so its modalities are measured on candidates after
+        # training.
+        codes_are_modalities = self.config.level0 in ("assigned", "classifier")
+        level0_modality = [0, 1, 2] if codes_are_modalities else [-1] * NUM_MODALITIES
+        weights["level0_modality"] = np.array(level0_modality)
         for name, shape in statistic_shapes(self.dim, self.config).items():
-            given[name] = np.full(shape, name == "residual_weights", dtype=np.float32)
-        given |= measured or {}
-        return Codebooks(
-            self.dim,
-            self.config,
-            {name: given[name] for name in weight_shapes(self.dim, self.config)},
-        )
+            weights[name] = np.full(shape, name == "residual_weights", dtype=np.float32)
+        weights |= statistics or {}
+        needed = weight_shapes(self.dim, self.config)
+        return Codebooks(self.dim, self.config, {name: weights[name] for name in needed})
 
     @torch.no_grad()
     def initialise_codebooks(
@@ -226,35 +247,40 @@ class Quantizer(nn.Module):
         batch_size: int,
         random: np.random.Generator,
     ) -> None:
-        """Initialise the codebooks by k-means, level by level; counts are scaled to one batch of pairs."""
-        books, is_known = self.books, self.config.level0 in ("assigned", "classifier")
+        """Initialise the codebooks by k-means, level by level (paper, section 4.2.2).
+
+        Counts of items are scaled to a batch of pairs, which has 2 · ``batch_size`` embeddings.
+        """
+        books = self.books
+        level0_is_given = self.config.level0 in ("assigned", "classifier")
+        # A shared codebook is the book of several levels; it is initialised at the first of them.
         is_new = [level == 0 or book is not books[level - 1] for level, book in enumerate(books)]
-        started = residual_kmeans(
+        clusters = residual_kmeans(
             as_floats(embeddings),
-            as_array(modalities) if is_known else None,
+            as_array(modalities) if level0_is_given else None,
             [len(book.embed) for book in books],
-            iterations=[
-                self.config.kmeans_iterations if new else None for new in is_new
-            ],  # shared ones start once
+            iterations=[self.config.kmeans_iterations if new else None for new in is_new],
             random=random,
         )
-        for book, new, (vectors, chosen) in zip(books, is_new, started, strict=True):
+        scale = 2 * batch_size / len(embeddings)
+        for book, new, (vectors, chosen) in zip(books, is_new, clusters, strict=True):
             if new:
-                counts = np.bincount(chosen, minlength=len(vectors)) * (
-                    2 * batch_size / len(embeddings)
-                )
+                counts = np.bincount(chosen, minlength=len(vectors)) * scale
                 book.initialise(torch.from_numpy(vectors), torch.from_numpy(counts))
 
     @torch.no_grad()
     def update_averages(self, quantized: Quantized, *, generator: torch.Generator) -> int:
-        """Update all codebooks with a batch (queries, then candidates); return the number of revived codes.
+        """Update all codebooks with a batch; return the number of revived codes.
 
-        All ranks stay identical: sums are taken over ranks, and dead codes are redrawn from the gathered
-        residuals with a generator that is seeded alike on every rank.
+        The batch holds queries, then candidates. All ranks stay identical: sums are taken over
+        ranks, and dead codes move to gathered residuals, drawn with a generator that is seeded
+        alike on every rank.
         """
-        config, revived = self.config, 0
+        config = self.config
+        revived = 0
         for level, book in enumerate(self.books):
-            residuals, codes = quantized.residuals[level], quantized.codes[:, level]
+            residuals = quantized.residuals[level]
+            codes = quantized.codes[:, level]
             book.update_averages(residuals, codes, decay=config.decay)
             if config.dead_below > 0 and not (level == 0 and self.has_modality_level):
                 gathered = torch.cat([parallel.gather(half) for half in residuals.chunk(2)])
@@ -264,24 +290,25 @@ class Quantizer(nn.Module):
         return revived
 
     def classify(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items modalities"]:
-        """Return modality logits; only for a quantizer whose level 0 is a classifier."""
+        """Return the logits of modalities; level 0 must be a classifier."""
         logits: Tensor = self.classifier(embeddings)  # type: ignore[misc]
         return logits
 
-    def _choose(
+    def _choose_codes(
         self, level: int, embeddings: Tensor, residual: Tensor, modalities: Tensor | None
     ) -> Tensor:
+        """Return the code of each item at a level, from its embedding and its residual there."""
         if level == 0 and self.config.level0 == "assigned":
             if modalities is None:
-                raise ValueError("level 0 is assigned, so quantize needs the modalities")
+                raise ValueError("level 0 is assigned, so quantize() needs the modalities")
             return modalities
         if level == 0 and self.classifier is not None:
             return self.classify(embeddings.detach()).argmax(dim=1)
         vectors = self.books[level].embed
         if vectors.device.type == "cpu":
             return torch.from_numpy(assign(as_floats(residual), as_floats(vectors)))
-        with torch.autocast(
-            vectors.device.type, enabled=False
-        ):  # bfloat16 cannot tell near neighbours apart
+        # bfloat16 is too coarse to distinguish near neighbours.
+        with torch.autocast(vectors.device.type, enabled=False):
+            # argmin_c |r − e_c|² = argmin_c (|e_c|²/2 − r·e_c)
             halves = vectors.square().sum(dim=1) / 2
             return torch.addmm(halves, residual.detach().float(), vectors.T, alpha=-1).argmin(dim=1)

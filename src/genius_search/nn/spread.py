@@ -1,4 +1,4 @@
-"""Spread of products: the factor by which a query is scaled before costs are subtracted.
+"""Spread of products, which scales a query before costs are subtracted from its scores.
 
 A score is the inner product of a query with an item, minus costs: half the norm of an ID's vector,
 and its density (:mod:`genius_search.nn.density`). Exact search keeps its order if a query gets
