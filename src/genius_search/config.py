@@ -1,4 +1,4 @@
-"""Settings of search, what it reads of a model's settings, and how settings are read and written."""
+"""Settings of a search and of the models it reads, and their conversion from and to JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rerank = Literal["none", "codes", "embeddings"]
 Router = Literal["generator", "geometry"]
 Scores = Literal["level", "vocabulary"]
 Settings = TypeVar("Settings")
-_validator = lru_cache(TypeAdapter)  # making one takes a third as long as a search
+_validator = lru_cache(TypeAdapter)  # constructing a validator takes a third as long as a search
 
 Count = Annotated[int, Ge(1)]
 Size = Annotated[int, Ge(1), Le(1 << 20)]
@@ -33,10 +33,10 @@ Limit = Annotated[Natural, Le(10**9)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
-def settings(kind: type[Settings]) -> type[Settings]:
-    """Make a class a frozen dataclass; :func:`from_json` refuses fields that it does not have."""
-    kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
-    return dataclass(frozen=True, kw_only=True)(kind)
+def settings(cls: type[Settings]) -> type[Settings]:
+    """Turn a class into a frozen dataclass, for which :func:`from_json` rejects unknown fields."""
+    cls.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    return dataclass(frozen=True, kw_only=True)(cls)
 
 
 @settings
@@ -73,45 +73,50 @@ class FusionConfig:
     """Width of the layer on each modality; the joint layers are twice as wide."""
 
     dropout: Annotated[float, Ge(0), Le(0.9)] = 0.0
-    """Dropout before each layer of the MLP, but not on the features added to its output."""
+    """Dropout before each layer of the MLP, but not of the features added to its output."""
 
-    # Deviation 28: the paper's network starts at random, so embeddings start far from the features' sum.
+    # Deviation 28: the paper's network starts at random, so embeddings start far from the features'
+    # sum.
     start: Literal["random", "sum"] = "random"
-    """Initialise the MLP at random, or with zero output, so that embeddings start as λ·text + (1−λ)·image,
-    which already works well in exact search."""
+    """Initialise the MLP at random, or with an output of zero. In the latter case embeddings start
+    as λ·text + (1−λ)·image, which already works well in exact search."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodebookConfig:
-    """What a search reads of a quantizer's settings; the others are ignored."""
+    """The settings of a quantizer that a search reads; other settings are ignored."""
 
     levels: Annotated[int, Ge(1), Le(32)] = 8
-    """Number of semantic levels, coarse to fine; the modality level is extra. Choosing codes needs the
-    products of the code vectors of all pairs of levels, 130 MB for 32 levels of 256 codes."""
+    """Number of semantic levels, coarse to fine; the modality level is extra. Choosing codes needs
+    the products of code vectors between all pairs of levels: 130 MB for 32 levels of 256 codes."""
 
     codebook_size: Annotated[int, Ge(2), Le(32767)] = 4096
     """Number of codes at each semantic level."""
 
     level0: Level0 = "learned"
-    """Modality code: learned by k-means (the paper), assigned from the candidate's known modality, predicted
-    by a classifier (supplement, table 3), or none."""
+    """Modality code: learned by k-means (the paper), assigned from the candidate's known modality,
+    predicted by a classifier (supplement, table 3), or none."""
 
     fusion: FusionConfig = FusionConfig()
     """The fusion network."""
 
     # Deviation 30: the paper greedily takes the nearest code vector at each level.
     encoding_beam: Annotated[int, Ge(1), Le(1024)] = 1
-    """Beam width when choosing the codes of an item; 1 is the paper's greedy choice. A second-best code at
-    one level can leave a smaller residual for the next. Training is always greedy."""
+    """Beam width when the codes of an item are chosen; 1 is the paper's greedy choice. A
+    second-best code at a level can leave a smaller residual for the next. Training is always
+    greedy."""
 
     norm_weight: Share = 1.0
-    """Weight of half the squared norm of an ID's vector, which is subtracted from scores by codes: 1 ranks by
-    distance, 0 by inner product. It is stored with the IDs."""
+    """Weight of half the squared norm of an ID's vector, which is subtracted from scores by codes:
+    1 ranks by distance, 0 by inner product. IDs are stored with weighted half norms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """What a search reads of a generator's settings, with the sizes of T5-small; the others are ignored."""
+    """The settings of a generator that a search reads; other settings are ignored.
+
+    The default sizes are those of T5-small.
+    """
 
     layers: Annotated[int, Ge(1), Le(256)] = 6
     """Number of decoder blocks."""
@@ -136,19 +141,20 @@ class DecoderConfig:
 
     # Deviation 29: the paper's decoder has no access to distances and must learn them from pairs.
     guide: Literal["none", "geometry"] = "none"
-    """With geometry, each level's logits start from the distances between the residual of the query's
-    embedding and the code vectors, and the decoder learns a correction. Implies normalising per level."""
+    """With geometry, each level's logits start from the distances between the residual of the
+    query's embedding and the code vectors, and the decoder learns a correction. Implies normalising
+    per level."""
 
 
 @settings
 class SearchConfig:
-    """Options of a search. Each that is None stays as the index has it (``Index.settings``).
+    """Options of a search. An option that is None keeps the index's setting (``Index.settings``).
 
     >>> index.search("a red bag", config=SearchConfig(beam=20))  # doctest: +SKIP
     """
 
     beam: Width | None = None
-    """Beam width: IDs kept at each level (the paper's B)."""
+    """Beam width: number of partial IDs extended at each level (the paper's B)."""
 
     # Deviation 19: the stored embeddings may be the fused ones; the paper's are raw sums.
     rerank: Rerank | None = None
@@ -157,17 +163,18 @@ class SearchConfig:
 
     # Deviation 17: the released code normalises over the whole vocabulary.
     scores: Scores | None = None
-    """Normalise each decoding step over the level's codes, or over the whole vocabulary (released code)."""
+    """Normalise each decoding step over the level's codes, or over the whole vocabulary (released
+    code)."""
 
     # Deviation 23: the paper decodes every level.
     candidates: Limit | None = None
-    """With re-ranking: stop decoding once at most this many IDs (or the beam width, if larger) lie under the
-    beams, and rank them all. None is decoded where few are allowed: not more than the root of this many times
-    all IDs."""
+    """With re-ranking: stop decoding once the beams contain at most this many IDs (or the beam
+    width, if larger), and rank them all. If conditions allow few items, at most the square root of
+    this number times the number of all IDs, all of them are ranked without decoding."""
 
     router: Router | None = None
-    """With re-ranking: find candidates by the generator, or by the distances between the query and the code
-    vectors. IDs without code vectors and the order of generated IDs need the generator.
+    """With re-ranking: find candidates with the generator, or by the distances between the query
+    and the code vectors. IDs without code vectors, and ranking by probability, need the generator.
     """
 
     shortlist: Limit | None = None
@@ -176,15 +183,16 @@ class SearchConfig:
     # Deviation 27: the paper has no such correction.
     density_weight: NonNegative | None = None
     """Weight of the density around an item, which is subtracted from scores by codes and by fused
-    embeddings, because items in dense regions are near every query (:mod:`genius_search.nn.density`). With
-    0.2, a density of 0.1 costs a cosine of 0.02. Has no effect on raw embeddings."""
+    embeddings, because items in dense regions are near every query
+    (:mod:`genius_search.nn.density`). With a weight of 0.2, a density of 0.1 costs a cosine of
+    0.02. Has no effect on raw embeddings."""
 
 
 @settings
 class SearchSettings(SearchConfig):
     """All settings of a search, as ``Index.settings`` returns them."""
 
-    # Without field(), each would inherit None as its default.
+    # Without field(), each setting would inherit None as its default.
     beam: Width = field()
     rerank: Rerank = field()
     scores: Scores = field()
@@ -201,22 +209,21 @@ class SearchSettings(SearchConfig):
         UsageError
             An option is out of range.
         """
-        options = {
-            name: value
-            for name, value in to_json(validate_settings(config)).items()
-            if value is not None
-        }
+        values = to_json(validate_settings(config))
+        options = {name: value for name, value in values.items() if value is not None}
         return dataclasses.replace(self, **options)
 
 
 DENSITY_WEIGHT: Final = 0.25
-"""Weight of the density in small pools, until queries with answers choose another."""
+"""Density weight of small pools, until calibration chooses another."""
 DENSITY_WEIGHT_PER_DECADE: Final = 0.05
-"""It grows with the pool, in which there are more hubs: .28 for 32,368 captions, .35 for a million texts."""
+"""Increase of the density weight when a pool is ten times as large, since larger pools have more
+hubs: .28 for 32,368 captions, .35 for a million texts."""
 MAX_BASE_WEIGHT_POOL: Final = 8192
-"""Pools up to this size have that weight."""
+"""Pools up to this size have the weight :data:`DENSITY_WEIGHT`."""
 MAX_COMPARED_POOL: Final = 8192
-"""Up to this many items all are compared by their embeddings, since codes may say little of them."""
+"""In pools up to this size every item is compared by its embedding, since codes may explain it
+poorly."""
 PAPER_SEARCH: Final = SearchSettings(
     beam=50,
     rerank="none",
@@ -226,7 +233,8 @@ PAPER_SEARCH: Final = SearchSettings(
     shortlist=0,
     density_weight=0.0,
 )
-"""The search of the paper: the generator decodes every level, and its probabilities order the hits."""
+"""The search of the paper: the generator decodes every level, and its probabilities order the
+hits."""
 DEFAULT_SEARCH: Final = SearchSettings(
     beam=10,
     rerank="codes",
@@ -236,82 +244,117 @@ DEFAULT_SEARCH: Final = SearchSettings(
     shortlist=100,
     density_weight=DENSITY_WEIGHT,
 )
-"""What default settings start from: follow the nearest codes until at most 1000 candidates are left, then
-rank them by codes."""
+"""Base of the default settings: follow the nearest codes until at most 1000 candidates remain, rank
+them by codes, and compare the best 100 by stored embeddings, if there are any."""
 MAX_EXHAUSTIVE_POOL: Final = 100_000
-"""Up to so many items all are candidates. Queries that are unlike the items, such as words that look for
-pictures, find five to thirteen points of R@5 less if any are left out, for a third to a half less time."""
+"""In pools up to this size every item is a candidate. If any are left out, queries that are unlike
+the items, such as words that look for pictures, lose five to thirteen points of R@5 and save a
+third to a half of the time."""
 ITEMS_PER_CANDIDATE: Final = 4
+"""In pools up to :data:`LARGE_POOL`, at least one item in four is a candidate."""
 LARGE_POOL: Final = 500_000
-"""Larger indexes have so many items under each of 256 first codes that it pays to decode the next ones."""
+"""In pools above this size, the items under each of 256 first codes are so many that decoding the
+second codes saves time."""
 WIDE_BEAM: Final = 128
+"""Beam width in pools above :data:`LARGE_POOL`."""
 CANDIDATES_PER_ROOT_ITEM: Final = 96
-"""Of a large index."""
+"""Number of candidates in pools above :data:`LARGE_POOL`, per square root of the number of
+items."""
 CANDIDATES_PER_SHORTLISTED: Final = 100
-"""One in so many candidates of a large index is compared by its embedding: 1,000 of a million items. Codes
-tell more items apart less well, and items that densities raise are further below."""
+"""One candidate in this many is compared by its embedding in pools above :data:`LARGE_POOL`: about
+1,000 of a million items. Codes distinguish more items less well, and items that densities raise are
+further down."""
 
 
 @lru_cache
 def default_search(items: int) -> SearchSettings:
-    """Return the default settings of an index of so many items.
+    """Return the default settings of an index of ``items`` items.
 
-    All items of a small pool are candidates, and are compared if there are few. Otherwise as many are
-    candidates as of a small pool, or a quarter of the items. With 256 codes at a level, these are the items
-    under the best 64 first semantic codes. They lie side by side, so ranking them takes little longer than
-    decoding another code to leave most of them out. In large indexes the first two codes are decoded, with
-    wide beams, since a query unlike the items has its answers under many first codes; 96 times the square
-    root of the number of items are candidates then. What this finds of a million texts, and costs, is in
-    ``docs/lab/log.md``.
+    ==================  ==========================  =========================
+    items n             candidates                  compared by embeddings
+    ==================  ==========================  =========================
+    up to 8,192         1,000 or all                all candidates
+    up to 100,000       all                         100
+    up to 500,000       100,000 or n / 4            100
+    more                96 √n, with a beam of 128   a hundredth of candidates
+    ==================  ==========================  =========================
+
+    A quarter of the items are those under the best 64 of 256 first semantic codes. Their rows are
+    adjacent, so ranking them takes little longer than decoding another code to leave most of them
+    out. Above 500,000 items, the first two codes are decoded with a wide beam, since the answers of
+    a query unlike the items are spread over many first codes. ``docs/lab/log.md`` has the measured
+    recall and time for a million texts.
     """
     decades = max(0.0, math.log10(max(items, 1) / MAX_BASE_WEIGHT_POOL))
     weight = round(DENSITY_WEIGHT + DENSITY_WEIGHT_PER_DECADE * decades, 2)
-    usual = dataclasses.replace(DEFAULT_SEARCH, density_weight=weight)
+    weighted = dataclasses.replace(DEFAULT_SEARCH, density_weight=weight)
     if items > LARGE_POOL:
         candidates = round(CANDIDATES_PER_ROOT_ITEM * math.sqrt(items))
         shortlist = round(candidates / CANDIDATES_PER_SHORTLISTED)
         return dataclasses.replace(
-            usual, beam=WIDE_BEAM, candidates=candidates, shortlist=shortlist
+            weighted, beam=WIDE_BEAM, candidates=candidates, shortlist=shortlist
         )
     candidates = max(
         min(items, MAX_EXHAUSTIVE_POOL), items // ITEMS_PER_CANDIDATE, DEFAULT_SEARCH.candidates
     )
     shortlist = 0 if items <= MAX_COMPARED_POOL else DEFAULT_SEARCH.shortlist
-    return dataclasses.replace(usual, candidates=candidates, shortlist=shortlist)
+    return dataclasses.replace(weighted, candidates=candidates, shortlist=shortlist)
 
 
-def routed_by_generator(usual: SearchSettings) -> SearchSettings:
-    """Return settings of an index by which its generator finds the candidates: a tenth of as many."""
-    candidates = max(usual.candidates // 10, DEFAULT_SEARCH.candidates)
-    return dataclasses.replace(usual, router="generator", candidates=candidates)
+def routed_by_generator(default_settings: SearchSettings) -> SearchSettings:
+    """Return an index's default settings with the generator as the router.
+
+    Since decoding with the generator is slower, it finds a tenth of the candidates.
+    """
+    candidates = max(default_settings.candidates // 10, DEFAULT_SEARCH.candidates)
+    return dataclasses.replace(default_settings, router="generator", candidates=candidates)
 
 
 def validate_settings(config: Settings) -> Settings:
-    """Return settings whose fields are all within their limits; :class:`UsageError` names one that is not."""
+    """Return the settings if every field is within its limits.
+
+    Raises
+    ------
+    UsageError
+        A setting is out of range.
+    """
     return from_json(type(config), to_json(config))
 
 
-def from_json(kind: type[Settings], value: Mapping[str, Any]) -> Settings:
-    """Read settings written by :func:`to_json`; :class:`UsageError` names an unknown or invalid field."""
-    validator: TypeAdapter[Settings] = _validator(kind)  # type: ignore[arg-type]  # classes can be hashed
+def from_json(cls: type[Settings], value: Mapping[str, Any]) -> Settings:
+    """Read settings that :func:`to_json` wrote.
+
+    Raises
+    ------
+    UsageError
+        A field is unknown or invalid.
+    """
+    # Classes can be hashed, which mypy does not know.
+    validator: TypeAdapter[Settings] = _validator(cls)  # type: ignore[arg-type]
     try:
         return validator.validate_python(dict(value))
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"]))
         raise UsageError(
-            f"{kind.__name__}: setting {where} = {problem.get('input')!r}: {problem['msg'].lower()}"
+            f"{cls.__name__}: setting {where} = {problem.get('input')!r}: {problem['msg'].lower()}"
         ) from None
 
 
-def settings_of(kind: type[Settings], manifest: Manifest) -> Settings:
-    """Return the settings in a manifest; raise :class:`ArtifactMismatch` where one is out of range."""
+def settings_of(cls: type[Settings], manifest: Manifest) -> Settings:
+    """Return the settings in a manifest.
+
+    Raises
+    ------
+    ArtifactMismatch
+        A setting is unknown or out of range.
+    """
     try:
-        return from_json(kind, manifest.config)
+        return from_json(cls, manifest.config)
     except UsageError as error:
         raise ArtifactMismatch(f"{manifest.folder} cannot be used: {error}") from None
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """Return settings as a JSON-able dictionary."""
+    """Return settings as a dictionary that can be written as JSON."""
     return dataclasses.asdict(config)

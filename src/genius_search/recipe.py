@@ -25,16 +25,16 @@ from genius_search.errors import UsageError
 
 @settings
 class TrainingConfig:
-    """Training of one stage: AdamW, warm-up, cosine schedule, gradient clipping."""
+    """Training of a stage: AdamW, warm-up, cosine schedule, gradient clipping."""
 
     epochs: Positive = 20.0
-    """Passes over the training queries; each draws new positives and instructions."""
+    """Number of passes over the training queries; each draws new positives and instructions."""
 
     max_steps: Natural = 0
     """Stop after this many steps; 0 means no limit."""
 
     batch_size: Count = 256
-    """Pairs per batch, summed over all ranks."""
+    """Number of pairs in a batch, all ranks together."""
 
     learning_rate: Positive = 1e-4
     """Peak learning rate."""
@@ -46,7 +46,7 @@ class TrainingConfig:
     """Number of steps of linear warm-up."""
 
     weight_decay: NonNegative = 0.01
-    """Weight decay of matrices; biases, norms and gains have none."""
+    """Weight decay of matrices; biases and gains of norms have none."""
 
     beta2: Annotated[float, Ge(0), Lt(1)] = 0.999
     """AdamW's beta2."""
@@ -58,12 +58,12 @@ class TrainingConfig:
     """bf16 runs the matrix products of the network in bfloat16; weights stay fp32."""
 
     seed: Natural = 0
-    """Seed of initial weights, batches, instructions, positives and augmentation. Equal seeds give equal
-    weights on the same kind of machine with the same number of threads; one thread (OMP_NUM_THREADS=1) is
-    certain, several threads or a GPU may add in another order."""
+    """Seed of initial weights, batches, instructions, positives and augmentation. Equal seeds give
+    equal weights on the same type of machine with one thread (OMP_NUM_THREADS=1); several threads
+    or a GPU may add numbers in another order."""
 
     checkpoint_seconds: NonNegative = 30.0
-    """Seconds between checkpoints."""
+    """Minimum number of seconds between checkpoints."""
 
 
 @settings
@@ -71,13 +71,14 @@ class QuantizerConfig(CodebookConfig):
     """Quantization of embeddings into IDs (paper, section 4.2.2), and its training (stage 1)."""
 
     shared_codebook: bool = False
-    """Use one codebook for all semantic levels (supplement, table 6: it destroys recall)."""
+    """Share a codebook between all semantic levels (supplement, table 6: it destroys recall)."""
 
     decay: Share = 0.9
-    """Decay of the moving average that codebooks follow."""
+    """Decay d of the codebooks' moving averages: average ← d · average + (1 − d) · batch."""
 
     dead_below: NonNegative = 2.0
-    """Move a semantic code to a random residual of the batch when its average count falls below this."""
+    """Move a semantic code to a random residual of the batch when its average count falls below
+    this."""
 
     kmeans_iterations: Natural = 100
     """Maximum number of k-means iterations."""
@@ -89,15 +90,17 @@ class QuantizerConfig(CodebookConfig):
     """Number of contrastive steps before k-means initialises the codebooks."""
 
     gradient: Literal["once", "per-level"] = "once"
-    """Straight-through gradient: once for the sum of the levels, or once per level (as in the authors'
-    library, which multiplies the gradient by the number of levels)."""
+    """Straight-through gradient: once for the sum of the levels, or once per level, as in the
+    authors' library, which multiplies the gradient by the number of levels."""
 
-    # Deviation 8: the paper has one direction; the smaller presets train both, as the released code does.
+    # Deviation 8: the paper has one direction; the smaller presets train both, as the released code
+    # does.
     contrastive: Literal["both", "query"] = "query"
     """Contrast queries with candidates only (paper), or in both directions (released code)."""
 
     contrastive_weight: NonNegative = 1.0
-    """Weight of L_cl. Without it (0) codebooks collapse, which otherwise stops the training."""
+    """Weight of L_cl. With 0 the codebooks collapse, and training goes on nevertheless; with any
+    other weight a collapse stops it."""
 
     quantization_weight: NonNegative = 100.0
     """Weight of L_rq, a mean over elements and levels."""
@@ -114,26 +117,31 @@ class QuantizerConfig(CodebookConfig):
 
 @settings
 class GeneratorConfig(DecoderConfig):
-    """Decoder that generates IDs (paper, section 4.3; defaults as in T5-small), and training (stage 2)."""
+    """Decoder that generates IDs (paper, section 4.3), and its training (stage 2).
+
+    The default sizes are those of T5-small.
+    """
 
     dropout: Annotated[float, Ge(0), Le(0.9)] = 0.1
     """Dropout rate in training."""
 
     # Deviation 13: tiny, small and base train over the level's codes only.
     softmax: Literal["vocabulary", "level"] = "vocabulary"
-    """Normalise over the whole vocabulary (released code), or over the codes of the current level."""
+    """Normalise over the whole vocabulary (released code), or over the codes of the current
+    level."""
 
     augmentation: Literal["paper", "reference", "none"] = "paper"
-    """Interpolate query and target embeddings: with one ratio per sample (equation 11), with one ratio per
-    dimension and square roots (released code), or not at all."""
+    """Interpolate query and target embeddings: with one ratio per sample (equation 11), with one
+    ratio per dimension and square roots (released code), or not at all."""
 
     plain_share: Share = 0.0
-    """Share of samples left without augmentation."""
+    """Share of samples that are not augmented."""
 
     # Deviation 32: the paper's decoder learns each code by itself.
     contrasted: Natural = 0
-    """With a guide: train to score the prefixes of a query's ID above those of so many others, the nearest
-    of the batch, instead of to predict each code. Queries are not augmented then. 0 trains as the paper."""
+    """With a guide: train to score the prefixes of the target's ID above those of this many other
+    IDs, the nearest in the batch, instead of predicting each code. Queries are not augmented then.
+    0 trains as the paper does."""
 
     training: TrainingConfig = TrainingConfig(epochs=30.0)
     """Training settings."""
@@ -152,8 +160,8 @@ class EncoderConfig:
     # Deviation 31: the paper's encoder learns from pairs alone.
     word_weight: NonNegative = 0.0
     """Weight of three more losses: an image predicts the words of the texts that describe it, a few
-    of these words find it, and a few words of a text find that text. So short queries are learned
-    from whole captions."""
+    of those words find the image, and a few words of a text find the text. So the encoder learns
+    short queries from whole captions."""
 
     training: TrainingConfig = TrainingConfig(
         epochs=6.0,
@@ -171,13 +179,14 @@ class AdapterConfig:
     """Small networks over two frozen encoders (`adapters:IMAGE,TEXT`; paper, equation 2)."""
 
     dim: Size = 128
-    """Width of a member's vectors; features are of all members' together."""
+    """Width of a member's vectors; features join the vectors of all members."""
 
     hidden: Size = 1024
     """Width of a member's hidden layer."""
 
     members: Annotated[int, Ge(1), Le(64)] = 3
-    """Networks that are trained side by side from other random weights, and whose vectors are joined."""
+    """Number of networks, which are trained side by side from different random weights, and whose
+    vectors are joined."""
 
     training: TrainingConfig = TrainingConfig(
         epochs=8.0, batch_size=1024, learning_rate=2e-3, warmup_steps=50, weight_decay=0.1
@@ -187,7 +196,7 @@ class AdapterConfig:
 
 @settings
 class FitConfig:
-    """Settings of ``genius fit``; a preset provides them, a TOML file overrides them."""
+    """Settings of ``genius fit``: a preset provides them, and a TOML file overrides them."""
 
     encoder: EncoderConfig = EncoderConfig()
     """Stage 0; only for the encoder `small`."""
@@ -270,7 +279,7 @@ _SMALL = FitConfig(
 
 
 PRESETS: Final = {"tiny": _TINY, "small": _SMALL, "paper": FitConfig()}
-"""Settings for tests, for laptops, and those of the paper's text."""
+"""Settings for tests (tiny), for laptops (small), and of the paper's text (paper)."""
 
 
 def preset(name: str) -> FitConfig:

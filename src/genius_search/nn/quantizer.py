@@ -145,8 +145,7 @@ class Codebook(nn.Module):
     def revive_dead_codes(
         self, residuals: Float[Tensor, "items dim"], *, below: float, generator: torch.Generator
     ) -> int:
-        """Move codes with average counts under ``below`` to random residuals; return their
-        number."""
+        """Move codes with an average count below ``below`` to random residuals; return how many."""
         dead = self.cluster_size < below
         num_dead = int(dead.sum())
         if num_dead:

@@ -1,7 +1,7 @@
-"""``genius fit``: encoder (if it is to be trained), features, quantizer, IDs and generator, in one folder.
+"""``genius fit``: train encoder (if requested), quantizer and generator of a model in one folder.
 
-Run again after a kill, it goes on where it stopped; run again with other settings, it redoes only what
-depends on them.
+Run again after a kill, it resumes where it stopped; run again with other settings, it repeats only
+the stages that depend on them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from genius_search.progress import Progress, Silent
 from genius_search.recipe import FitConfig, preset
 from genius_search.training.adapters import train_adapters
 from genius_search.training.encoder import train_encoder
-from genius_search.training.features import TrainingRecords, embed_training
+from genius_search.training.features import Embedded, TrainingRecords, embed_training
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
 
 FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "generator", "evaluation")
-"""Contents of a model's folder beside ``model.json``."""
+"""Folders that a model's folder may contain, in addition to ``model.json``."""
 
 
 def fit(
@@ -51,50 +51,32 @@ def fit(
     data
         the data set, or its folder.
     encoder
-        ``small`` trains one from scratch, ``adapters:IMAGE,TEXT`` small networks over two that exist, such
-        as ``adapters:clip:FOLDER,text:FOLDER``; anything else names one that exists.
+        ``small`` trains an encoder from scratch, and ``adapters:IMAGE,TEXT`` trains small networks
+        over two existing encoders, such as ``adapters:clip:FOLDER,text:FOLDER``. Any other value
+        names an existing encoder.
     folder
-        receives ``encoder/``, ``features/``, ``quantizer/``, ``generator/`` and, last, ``model.json``. A
-        model that is trained again cannot be opened until that is finished.
+        receives ``encoder/``, ``features/``, ``quantizer/``, ``generator/`` and, last,
+        ``model.json``. While a model is trained again, it cannot be opened.
     config
-        by default the preset ``small``, as of `genius fit`.
+        by default the preset ``small``, as for `genius fit`.
 
     Raises
     ------
     BadData
-        the data set cannot be trained on.
+        The data set has no training queries, or a file of it cannot be read.
     UsageError
-        a setting is out of range, or the folder holds something else than a model.
+        A setting is out of range, or the folder contains something other than a model.
     """
     data = data if isinstance(data, MBeir) else MBeir(data)
-    folder, progress = as_path(folder), progress or Silent()
+    folder = as_path(folder)
+    progress = progress or Silent()
     config = validate_settings(preset("small") if config is None else config)
-    if config.quantizer.fusion.kind == "sum":
-        raise UsageError(
-            "quantizer.fusion.kind is sum, which is nothing to train; leave it out, or make an index without "
-            "training: `genius index create`"
-        )
     parallel.check_device(device)
+    _check_inputs(data, config)
     _check_folder(folder)
-    if not data.training_queries():
-        raise BadData(
-            f"{data.root} has no training queries: neither query/union_train nor query/train"
-        )
-    pair = frozen_encoders(encoder, download=download, device=device)
-    if encoder == "small":
-        records = TrainingRecords(data)
-        embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
-    elif pair is not None:
-        records = TrainingRecords(data)
-        embedded = train_adapters(
-            records, folder, config.adapters, pair, progress=progress, device=device
-        )
-    else:
-        opened = load_encoder(absolute_spec(encoder), download=download, device=device)
-        records = TrainingRecords(data)
-        embedded = parallel.run_in_rank_order(
-            lambda: embed_training(records, opened, folder / "features", progress=progress)
-        )
+    records, embedded = _embed_records(
+        data, encoder, folder, config, progress=progress, device=device, download=download
+    )
     pairs = Pairs(records.lines, embedded.queries, embedded.candidates)
     quantizer = train_quantizer(
         pairs, folder / "quantizer", config.quantizer, progress=progress, device=device
@@ -110,43 +92,87 @@ def fit(
     return Genius.open(folder, device=device, download=download)
 
 
-def frozen_encoders(spec: str, *, download: bool, device: str) -> FrozenPair | None:
-    """Open the two encoders of ``adapters:IMAGE,TEXT``; None for other specs, trained adapters included.
-
-    Raises
-    ------
-    UsageError
-        There are not two encoders, or they cannot be combined.
-    """
-    kind, _, place = spec.partition(":")
-    if kind != ADAPTERS or as_path(place).is_dir():
-        return None
-    parts = [absolute_spec(part) for part in place.split(",")]
-    if len(parts) != 2 or not all(":" in part for part in parts):
+def _check_inputs(data: MBeir, config: FitConfig) -> None:
+    """Check that there is something to train, and something to train on."""
+    if config.quantizer.fusion.kind == "sum":
         raise UsageError(
-            f"{spec!r} names no two encoders; give adapters:IMAGE,TEXT, such as "
-            "adapters:clip:FOLDER,text:FOLDER, or the folder of trained ones"
+            "quantizer.fusion.kind is sum, which has nothing to train; leave it out, or create an "
+            "index without training: `genius index create`"
         )
-    return open_pair(*parts, download=download, device=device)
+    if not data.training_queries():
+        raise BadData(
+            f"{data.root} has no training queries: neither query/union_train nor query/train"
+        )
 
 
 def _check_folder(folder: Path) -> None:
-    """Check that a model can be written to a folder without mixing it with anything else."""
+    """Check that a folder can receive a model: that it is new, empty, or contains a model."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; a model needs a folder")
     if not folder.is_dir() or (folder / MODEL_FILE).exists():
         return
     for path in sorted(folder.iterdir()):
-        if (
-            path.name.removeprefix(".").split(".")[0] not in FOLDERS
-        ):  # with a dot: unfinished or locked
+        # Unfinished and locked folders have names such as .encoder.partial.
+        if path.name.removeprefix(".").split(".")[0] not in FOLDERS:
             raise UsageError(
-                f"{folder} holds {path.name}, which is no part of a model; choose a new or an empty folder"
+                f"{folder} contains {path.name}, which is not part of a model; choose a new or an "
+                "empty folder"
             )
 
 
+def _embed_records(
+    data: MBeir,
+    encoder: str,
+    folder: Path,
+    config: FitConfig,
+    *,
+    progress: Progress,
+    device: str,
+    download: bool,
+) -> tuple[TrainingRecords, Embedded]:
+    """Read the training records and embed them, after training the encoder if it asks for that."""
+    pair = frozen_encoders(encoder, download=download, device=device)
+    if encoder == "small":
+        records = TrainingRecords(data)
+        embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
+    elif pair is not None:
+        records = TrainingRecords(data)
+        embedded = train_adapters(
+            records, folder, config.adapters, pair, progress=progress, device=device
+        )
+    else:
+        existing = load_encoder(absolute_spec(encoder), download=download, device=device)
+        records = TrainingRecords(data)
+        embedded = parallel.run_in_rank_order(
+            lambda: embed_training(records, existing, folder / "features", progress=progress)
+        )
+    return records, embedded
+
+
+def frozen_encoders(spec: str, *, download: bool, device: str) -> FrozenPair | None:
+    """Open the two encoders of ``adapters:IMAGE,TEXT``.
+
+    Return None for any other spec, such as the folder of trained adapters.
+
+    Raises
+    ------
+    UsageError
+        The spec does not name two encoders, or they cannot be combined.
+    """
+    prefix, _, argument = spec.partition(":")
+    if prefix != ADAPTERS or as_path(argument).is_dir():
+        return None
+    parts = [absolute_spec(part) for part in argument.split(",")]
+    if len(parts) != 2 or not all(":" in part for part in parts):
+        raise UsageError(
+            f"{spec!r} does not name two encoders; give adapters:IMAGE,TEXT, such as "
+            "adapters:clip:FOLDER,text:FOLDER, or the folder of trained adapters"
+        )
+    return open_pair(*parts, download=download, device=device)
+
+
 def model_instructions(instructions: Instructions) -> list[ModelInstruction]:
-    """Return the instructions that a search without one may use."""
+    """Return the instructions of the training, which a search uses if the user gives none."""
     return [
         ModelInstruction(key.query.mbeir, key.candidate.mbeir, text)
         for key, texts in instructions.rows.items()

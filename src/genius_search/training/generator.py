@@ -1,15 +1,15 @@
-"""Stage 2: the decoder that writes IDs (paper, section 4.3)."""
+"""Stage 2: training of the decoder that generates IDs (paper, section 4.3)."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float16, Float32, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,10 +17,11 @@ from genius_search.artifact import Manifest, open_artifact
 from genius_search.config import to_json
 from genius_search.data.features import Pairs
 from genius_search.nn import parallel
-from genius_search.nn.codebooks import StoredQuantizer, as_floats
+from genius_search.nn.codebooks import Codebooks, StoredQuantizer, as_floats
 from genius_search.nn.generator import Generator, write_generator
 from genius_search.nn.losses import prefix_loss
 from genius_search.nn.packed import GENERATOR_KIND
+from genius_search.nn.spread import Spread
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
 from genius_search.training.codebooks import encode_features, fuse_features
@@ -28,7 +29,7 @@ from genius_search.training.loop import Stage, Step, StepResult, num_steps, trai
 from genius_search.writing import ArtifactWriter
 
 CONTRASTED_QUERIES: Final = 64
-"""Queries of a batch, at most, whose IDs are contrasted with others'."""
+"""Maximum number of queries of a batch whose target IDs are contrasted with other IDs."""
 
 
 def train_generator(
@@ -40,7 +41,7 @@ def train_generator(
     progress: Progress,
     device: str = "cpu",
 ) -> Manifest:
-    """Train the decoder on frozen embeddings and IDs, or open the folder if this was done already."""
+    """Train the decoder on frozen embeddings and IDs, or open the folder if it is finished."""
     config = config if config.guide == "geometry" else replace(config, contrasted=0)
     inputs = {**pairs.fingerprints, "quantizer": quantizer.manifest.fingerprint}
     stage = Stage(folder, kind=GENERATOR_KIND, config=to_json(config), inputs=inputs)
@@ -55,53 +56,11 @@ def train_generator(
         generator=torch.Generator().manual_seed(training.seed),
     )
     progress.say("fusing the training features")
-    fused = stage.path / "fused"
-    if parallel.rank() == 0:
-        fused.mkdir(exist_ok=True)
-        np.save(fused / "queries.npy", fuse_features(codebooks, pairs.queries))
-        encoded = encode_features(codebooks, pairs.candidates)
-        np.save(fused / "candidates.npy", encoded.embeddings.astype(np.float16))
-        np.save(fused / "codes.npy", encoded.codes)
-        del encoded
-    parallel.wait_for_ranks()
-    # Mapped: all processes of a machine share the memory.
-    queries, candidates, codes = (
-        np.load(fused / f"{name}.npy", mmap_mode="r") for name in ("queries", "candidates", "codes")
-    )
-    spread = codebooks.spread
-    first_vectors = codebooks.tables()[spread.level]
-
-    def scale(given: Tensor, own: np.ndarray) -> Tensor:
-        """Scale queries as a search for their targets' modality does (:mod:`genius_search.nn.spread`)."""
-        wanted = [frozenset([code]) for code in own[:, 0].tolist()]
-        scales = spread.scales(as_floats(given) @ first_vectors.T, wanted)
-        return given * torch.from_numpy(scales)[:, None]
-
-    def take_step(step: Step) -> StepResult:
-        batch = pairs.draw(step.number, training.batch_size, seed=training.seed)
-        given = torch.from_numpy(queries[batch.query_rows]).float()
-        all_codes = codes[batch.candidate_rows]
-        if config.contrasted:
-            losses = contrast(
-                generator,
-                given.to(device),
-                scale(given, all_codes).to(device),
-                torch.from_numpy(all_codes).to(device),
-                torch.from_numpy(batch.false_negatives).to(device),
-                config.contrasted,
-            )
-            names = [f"prefix_{length}" for length in range(1, 1 + len(losses))]
-        else:
-            targets = torch.from_numpy(candidates[batch.candidate_rows]).float()
-            mixed = augment(given, targets, config, step.generator)
-            rows = (mixed, torch.from_numpy(all_codes), scale(mixed, all_codes))
-            losses = generator.loss(*(parallel.rows_of_rank(part).to(device) for part in rows))
-            names = [f"level_{level}" for level in range(len(losses))]
-        return StepResult(losses.mean(), dict(zip(names, losses.detach(), strict=True)))
-
+    fused_folder = stage.path / "fused"
+    fused_pairs = _fuse_pairs(codebooks, pairs, fused_folder)
     train(
         generator,
-        take_step,
+        GeneratorStep(generator, codebooks.spread, fused_pairs, config, device),
         total=num_steps(len(pairs), training),
         config=training,
         folder=stage.path,
@@ -110,11 +69,93 @@ def train_generator(
     )
 
     def write(writer: ArtifactWriter) -> None:
-        shutil.rmtree(fused)
+        shutil.rmtree(fused_folder)
         write_generator(writer, generator, dim=codebooks.dim)
 
     stage.write(write)
     return open_artifact(folder, kind=GENERATOR_KIND)
+
+
+class FusedPairs(NamedTuple):
+    """The pairs of a training, with fused embeddings and IDs in place of features."""
+
+    pairs: Pairs
+    queries: Float16[np.ndarray, "queries dim"]
+    candidates: Float16[np.ndarray, "candidates dim"]
+    codes: Int64[np.ndarray, "candidates levels"]
+    first_vectors: Float32[np.ndarray, "codes dim"]
+    """Code vectors of the first semantic level, with which products are scaled."""
+
+
+def _fuse_pairs(codebooks: Codebooks, pairs: Pairs, folder: Path) -> FusedPairs:
+    """Fuse the features of all pairs into files, once, on the first rank."""
+    if parallel.rank() == 0:
+        folder.mkdir(exist_ok=True)
+        np.save(folder / "queries.npy", fuse_features(codebooks, pairs.queries))
+        encoded = encode_features(codebooks, pairs.candidates)
+        np.save(folder / "candidates.npy", encoded.embeddings.astype(np.float16))
+        np.save(folder / "codes.npy", encoded.codes)
+        del encoded
+    parallel.wait_for_ranks()
+    # The files are mapped, so that all processes of a machine share their memory.
+    queries, candidates, codes = (
+        np.load(folder / f"{name}.npy", mmap_mode="r")
+        for name in ("queries", "candidates", "codes")
+    )
+    first_vectors = codebooks.tables()[codebooks.spread.level]
+    return FusedPairs(pairs, queries, candidates, codes, first_vectors)
+
+
+class GeneratorStep:
+    """A step of stage 2: equation 10 or, with ``contrasted``, the loss of prefixes."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        spread: Spread,
+        fused: FusedPairs,
+        config: GeneratorConfig,
+        device: str,
+    ) -> None:
+        self.generator = generator
+        self.spread = spread
+        self.fused = fused
+        self.config = config
+        self.device = device
+
+    def __call__(self, step: Step) -> StepResult:
+        """Return the loss of a batch: the mean over levels, or over lengths of prefixes."""
+        training = self.config.training
+        batch = self.fused.pairs.draw(step.number, training.batch_size, seed=training.seed)
+        queries = torch.from_numpy(self.fused.queries[batch.query_rows]).float()
+        codes = self.fused.codes[batch.candidate_rows]
+        if self.config.contrasted:
+            losses = contrast(
+                self.generator,
+                queries.to(self.device),
+                self._scale(queries, codes).to(self.device),
+                torch.from_numpy(codes).to(self.device),
+                torch.from_numpy(batch.false_negatives).to(self.device),
+                self.config.contrasted,
+            )
+            names = [f"prefix_{length}" for length in range(1, 1 + len(losses))]
+        else:
+            targets = torch.from_numpy(self.fused.candidates[batch.candidate_rows]).float()
+            mixed = augment(queries, targets, self.config, step.generator)
+            inputs = (mixed, torch.from_numpy(codes), self._scale(mixed, codes))
+            losses = self.generator.loss(
+                *(parallel.rows_of_rank(rows).to(self.device) for rows in inputs)
+            )
+            names = [f"level_{level}" for level in range(len(losses))]
+        return StepResult(losses.mean(), dict(zip(names, losses.detach(), strict=True)))
+
+    def _scale(
+        self, queries: Float[Tensor, "batch dim"], codes: Int64[np.ndarray, "batch levels"]
+    ) -> Float[Tensor, "batch dim"]:
+        """Scale queries like a search for the modality of their targets, which have these IDs."""
+        level0 = [frozenset([code]) for code in codes[:, 0].tolist()]
+        scales = self.spread.scales(as_floats(queries) @ self.fused.first_vectors.T, level0)
+        return queries * torch.from_numpy(scales)[:, None]
 
 
 def contrast(
@@ -125,23 +166,39 @@ def contrast(
     false_negatives: Bool[Tensor, "batch batch"],
     count: int,
 ) -> Float[Tensor, " levels"]:
-    """Return the loss of each prefix length (:func:`prefix_loss`) for some queries of a batch.
+    """Return the loss of each prefix length for the first queries of a rank's part of a batch.
 
-    Each is contrasted with the IDs of the batch whose code vectors are nearest to it, ``scaled`` as a search
-    scales it.
+    Each query's target is contrasted with the IDs of the batch whose vectors v are nearest to the
+    scaled query q, those with the largest q·v − |v|²/2
+    (:func:`~genius_search.nn.losses.prefix_loss`).
+
+    Parameters
+    ----------
+    scaled
+        the queries, scaled as a search scales them.
+    codes
+        IDs of the batch; query i's target is ID i.
+    false_negatives
+        true at [i, j] if ID j answers query i, too.
+    count
+        number of other IDs for each query.
     """
-    every = torch.arange(len(codes), device=codes.device)
-    own = parallel.rows_of_rank(every)[:CONTRASTED_QUERIES]
-    is_answer = false_negatives[own] | (own[:, None] == every)
+    batch = torch.arange(len(codes), device=codes.device)
+    chosen = parallel.rows_of_rank(batch)[:CONTRASTED_QUERIES]
+    is_answer = false_negatives[chosen] | (chosen[:, None] == batch)
     vectors = generator.require_guide().vectors_of(codes)
-    nearness = scaled[own] @ vectors.T - vectors.square().sum(dim=1) / 2
-    others = nearness.masked_fill(is_answer, float("-inf")).topk(min(count, len(codes) - 1)).indices
-    rows = torch.cat([own[:, None], others], dim=1)
-    given, compared = (part[own].repeat_interleave(rows.shape[1], 0) for part in (queries, scaled))
-    scores = generator.score_ids(given, codes[rows.ravel()], compared)
-    excluded = is_answer.gather(1, rows)
+    nearness = scaled[chosen] @ vectors.T - vectors.square().sum(dim=1) / 2
+    wrong = nearness.masked_fill(is_answer, float("-inf")).topk(min(count, len(codes) - 1)).indices
+    # Row i holds the IDs that query i is scored with: [target, nearest wrong ID, second nearest, …]
+    ids = torch.cat([chosen[:, None], wrong], dim=1)
+    repeated, repeated_scaled = (
+        rows[chosen].repeat_interleave(ids.shape[1], 0) for rows in (queries, scaled)
+    )
+    scores = generator.score_ids(repeated, codes[ids.ravel()], repeated_scaled)
+    # If a query has too few wrong IDs in the batch, topk also returns answers.
+    excluded = is_answer.gather(1, ids)
     excluded[:, 0] = False
-    return prefix_loss(scores.unflatten(0, rows.shape), codes[rows], excluded)
+    return prefix_loss(scores.unflatten(0, ids.shape), codes[ids], excluded)
 
 
 def augment(
@@ -150,11 +207,14 @@ def augment(
     config: GeneratorConfig,
     random: torch.Generator,
 ) -> Float[Tensor, "batch dim"]:
-    """Move each query embedding part of the way to its target (equation 11).
+    """Move each query embedding q part of the way to its target c (equation 11).
 
-    ``paper`` draws one share per sample from Beta(2, 2) and mixes linearly; ``reference`` draws one per
-    dimension, mixes with square roots and normalises. ``plain_share`` of the samples stay as they are
-    (deviation 14).
+    With shares s drawn from Beta(2, 2), the result is
+
+    - ``paper``: s q + (1 − s) c, with a share for each sample
+    - ``reference``: √s ⊙ q + √(1 − s) ⊙ c, normalised, with a share for each dimension
+
+    ``plain_share`` of the samples are not augmented (deviation 14).
     """
     match config.augmentation:
         case "none":
@@ -165,8 +225,8 @@ def augment(
         case "reference":
             share = _beta_2_2(tuple(queries.shape), random)
             mixed = F.normalize(share.sqrt() * queries + (1 - share).sqrt() * candidates, dim=-1)
-    plain = torch.rand(len(queries), 1, generator=random) < config.plain_share
-    return torch.where(plain, queries, mixed)
+    is_plain = torch.rand(len(queries), 1, generator=random) < config.plain_share
+    return torch.where(is_plain, queries, mixed)
 
 
 def _beta_2_2(shape: tuple[int, ...], random: torch.Generator) -> Tensor:

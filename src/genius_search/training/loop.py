@@ -1,8 +1,8 @@
-"""The one training loop: seeded, clipped, scheduled, resumable to the same losses, equal on any ranks.
+"""The training loop of all stages: seeded, clipped, scheduled, and resumable with the same losses.
 
 A stage defines a step; the loop owns the optimizer, the schedule, the checkpoint and the log. Every
-random choice of a step comes from a generator seeded by (seed, step), so a resumed run draws what an
-uninterrupted one would have drawn.
+random choice of a step comes from a generator seeded by (seed, step), so a resumed run draws the
+same numbers as an uninterrupted one, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
@@ -25,18 +25,20 @@ from genius_search.recipe import TrainingConfig
 from genius_search.writing import CHECKPOINT, ArtifactWriter, sync, write_atomically
 
 METRICS: Final = "metrics.jsonl"
+"""The log, with a line of measures for each step."""
 BETA1: Final = 0.9
+"""AdamW's beta1."""
 CLIP_NORM: Final = 1.0
-"""Longest gradient of a step."""
+"""Longer gradients are scaled down to this norm."""
 
 
 class Step(NamedTuple):
     """A step of a training and the random numbers it may use."""
 
     number: int
-    """From 0."""
+    """Number of the step, from 0."""
     generator: torch.Generator
-    """On the CPU, seeded alike on all ranks and on every resumption."""
+    """Source of random numbers on the CPU, seeded alike on all ranks and after every resumption."""
 
 
 class StepResult(NamedTuple):
@@ -58,11 +60,11 @@ class Stage:
         self._writer = (
             ArtifactWriter(folder, kind=kind, config=config, inputs=inputs) if is_first else None
         )
-        done = self._writer is not None and self._writer.finished() is not None
-        self.is_finished = parallel.broadcast(done)
-        """Whether the folder is complete and was made by this very plan."""
+        is_finished = self._writer is not None and self._writer.finished() is not None
+        self.is_finished = parallel.broadcast(is_finished)
+        """Whether the folder is complete and was written with the same settings and inputs."""
         self.path = parallel.broadcast(self._writer.path if self._writer else folder)
-        """Folder of what is not finished yet."""
+        """Folder for unfinished work, which becomes the folder of the stage."""
 
     def write(self, write: Callable[[ArtifactWriter], object]) -> None:
         """Let the first rank write the results and finish the folder."""
@@ -72,21 +74,25 @@ class Stage:
 
 
 def random_for(seed: int, step: int) -> torch.Generator:
-    """Return the generator of one step's random numbers."""
+    """Return the generator of a step's random numbers."""
     return torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**63)
 
 
 def learning_rate_at(step: int, total: int, config: TrainingConfig) -> float:
-    """Return the rate at a step: linear warm-up, then a cosine to ``final_share`` of the peak."""
+    """Return the rate at a step: linear warm-up, then a cosine to ``final_share`` of the peak.
+
+    After the warm-up, at the fraction p of the remaining steps, the share of the peak is
+    f + (1 − f) · (1 + cos πp) / 2 with f = ``final_share``.
+    """
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
-    done = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
-    share = config.final_share + (1 - config.final_share) * (1 + math.cos(math.pi * done)) / 2
+    progress = (step - config.warmup_steps) / max(1, total - config.warmup_steps)
+    share = config.final_share + (1 - config.final_share) * (1 + math.cos(math.pi * progress)) / 2
     return config.learning_rate * share
 
 
 def num_steps(num_queries: int, config: TrainingConfig) -> int:
-    """Return the steps of a training run: epochs of full batches, cut by ``max_steps``."""
+    """Return the number of steps: ``epochs`` passes in full batches, but at most ``max_steps``."""
     steps = max(1, math.ceil(config.epochs * num_queries / config.batch_size))
     return min(steps, config.max_steps) if config.max_steps else steps
 
@@ -101,71 +107,96 @@ def train(
     progress: Progress,
     name: str,
 ) -> None:
-    """Run ``take_step`` until ``total`` steps are done; ``folder`` receives the checkpoint and the log.
+    """Run ``take_step`` until ``total`` steps are done, or resume where an earlier run was stopped.
 
-    On several ranks, each takes its share of every batch. Losses and gradients are means over ranks.
+    On several ranks, each takes its part of every batch. Losses and gradients are means over ranks.
+
+    Parameters
+    ----------
+    module
+        holds the weights, which are in its checkpoint, too.
+    folder
+        receives the checkpoint and the log.
 
     Raises
     ------
     UsageError
-        a batch cannot be divided evenly among the ranks.
+        A batch cannot be divided evenly among the ranks.
     TrainingFailed
-        the loss is no longer finite.
+        The loss is no longer finite.
     """
     if config.batch_size % parallel.num_ranks():
         raise UsageError(
-            f"{name}: a batch of {config.batch_size} cannot be divided evenly among {parallel.num_ranks()} "
-            "processes; change the number of processes, or training.batch-size"
+            f"{name}: a batch of {config.batch_size} cannot be divided evenly among "
+            f"{parallel.num_ranks()} processes; change the number of processes, or "
+            "training.batch-size"
         )
     optimizer = _optimizer(module, config)
-    begun = _resume(module, optimizer, folder)
+    first_step = _resume(module, optimizer, folder)
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    device = parameters[0].device
     parallel.copy_from_first_rank(module)
-    is_first = parallel.rank() == 0
     progress.begin(name, total)
-    saved = time.monotonic()
+    saved_at = time.monotonic()
     module.train()
-    with _open_log(folder, begun) if is_first else nullcontext() as log:
-        for index in range(begun, total):
-            torch.manual_seed((config.seed * 7_919 + index) % 2**63)  # dropout
+    with _open_log(folder, first_step) if parallel.rank() == 0 else nullcontext() as log:
+        for index in range(first_step, total):
             rate = learning_rate_at(index, total, config)
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            with torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16"):
-                result = take_step(Step(index, random_for(config.seed, index)))
-            measures = parallel.average_measures({"loss": result.loss, **result.measures})
-            if not math.isfinite(measures["loss"]):
-                raise TrainingFailed(
-                    f"{name}: the loss is {measures['loss']} at step {index}. Lower the learning rate "
-                    f"({config.learning_rate}) or look for features that are not finite"
-                )
-            optimizer.zero_grad(set_to_none=True)
-            result.loss.backward()
-            parallel.average_gradients(parameters)
-            nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
-            optimizer.step()
+            result, measures = _descend(take_step, index, rate, optimizer, parameters, config, name)
             if log is not None:
                 log.write(json.dumps({"step": index, "learning_rate": rate, **measures}) + "\n")
                 progress.advance(index + 1, measures)
-                if time.monotonic() - saved >= config.checkpoint_seconds and index + 1 < total:
+                is_due = time.monotonic() - saved_at >= config.checkpoint_seconds
+                if is_due and index + 1 < total:
+                    # A resumed run keeps the log's lines up to the checkpoint, so they are on the
+                    # disk before it.
                     log.flush()
-                    sync(folder / METRICS)  # the checkpoint counts on the lines before it
+                    sync(folder / METRICS)
                     _save(module, optimizer, folder, index + 1)
-                    saved = time.monotonic()
+                    saved_at = time.monotonic()
             if result.stop:
                 break
     module.eval()
 
 
+def _descend(
+    take_step: Callable[[Step], StepResult],
+    index: int,
+    rate: float,
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[nn.Parameter],
+    config: TrainingConfig,
+    name: str,
+) -> tuple[StepResult, dict[str, float]]:
+    """Compute the loss of a step and descend its gradient; return the result and its measures."""
+    torch.manual_seed((config.seed * 7_919 + index) % 2**63)  # dropout
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    is_bf16 = config.precision == "bf16"
+    with torch.autocast(parameters[0].device.type, torch.bfloat16, enabled=is_bf16):
+        result = take_step(Step(index, random_for(config.seed, index)))
+    measures = parallel.average_measures({"loss": result.loss, **result.measures})
+    if not math.isfinite(measures["loss"]):
+        raise TrainingFailed(
+            f"{name}: the loss is {measures['loss']} at step {index}. Lower the learning rate "
+            f"({config.learning_rate}) or look for features that are not finite"
+        )
+    optimizer.zero_grad(set_to_none=True)
+    result.loss.backward()
+    parallel.average_gradients(parameters)
+    nn.utils.clip_grad_norm_(parameters, CLIP_NORM)
+    optimizer.step()
+    return result, measures
+
+
 def _optimizer(module: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+    """Return AdamW for the trained parameters, with weight decay of matrices alone."""
     # Deviation 15: one recipe for all stages; the paper names AdamW, rate and cosine only.
     matrices = [p for p in module.parameters() if p.requires_grad and p.ndim >= 2]
-    others = [p for p in module.parameters() if p.requires_grad and p.ndim < 2]
+    vectors = [p for p in module.parameters() if p.requires_grad and p.ndim < 2]
     return torch.optim.AdamW(
         [
             {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": others, "weight_decay": 0.0},
+            {"params": vectors, "weight_decay": 0.0},
         ],
         lr=config.learning_rate,
         betas=(BETA1, config.beta2),
@@ -175,12 +206,14 @@ def _optimizer(module: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
 
 
 def _save(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, done: int) -> None:
+    """Write a checkpoint after ``done`` steps."""
     state = {"module": module.state_dict(), "optimizer": optimizer.state_dict(), "done": done}
     with write_atomically(folder / CHECKPOINT) as temporary:
         torch.save(state, temporary)
 
 
 def _resume(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> int:
+    """Load the checkpoint, if there is one; return the number of steps that are done."""
     path = folder / CHECKPOINT
     if not path.exists():
         return 0
@@ -190,13 +223,11 @@ def _resume(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -
     return int(state["done"])
 
 
-def _open_log(folder: Path, begun: int) -> TextIO:
-    """Open the log for more lines, without those of steps that will be done again."""
+def _open_log(folder: Path, first_step: int) -> TextIO:
+    """Open the log for appending, cut to the lines of the steps before ``first_step``."""
     path = folder / METRICS
-    lines = (
-        path.read_text(errors="replace").splitlines(keepends=True)
-        if begun and path.exists()
-        else []
-    )
-    path.write_text("".join(lines[:begun]))
+    lines: list[str] = []
+    if first_step and path.exists():
+        lines = path.read_text(errors="replace").splitlines(keepends=True)
+    path.write_text("".join(lines[:first_step]))
     return path.open("a")

@@ -1,7 +1,10 @@
-"""Stage 1: fusion and codebooks (paper, section 4.2, equation 8).
+"""Stage 1: training of fusion and codebooks (paper, section 4.2, equation 8).
 
-Quantizers that collapse unnoticed are the most common complaint about generative retrieval, so the health of
-IDs is measured during training, and said at the end.
+The loss is L_cl + 100 L_rq + 100 L_mse, with the weights of the paper: contrast of queries with
+candidates, error of the quantization, and alignment of quantized queries with quantized candidates.
+
+Quantizers that collapse unnoticed are the most common complaint about generative retrieval. So the
+health of IDs is measured during training, and reported at the end.
 """
 
 from __future__ import annotations
@@ -31,27 +34,33 @@ from genius_search.training.loop import Stage, Step, StepResult, num_steps, trai
 from genius_search.writing import ArtifactWriter
 
 HEALTH_SAMPLE: Final = 4_096
-"""Candidates whose IDs are examined during training; all are when it has ended."""
+"""Number of candidates whose IDs are examined during training; at the end all are."""
 HEALTH_CHECKS: Final = 5
+"""Number of times that the health of IDs is measured during training."""
 LOW_PURITY: Final = 0.95
+"""A lower purity of level 0 is a problem."""
 HIGH_COLLISIONS: Final = 0.05
+"""A higher share of candidates with a common ID is a problem."""
 LOW_USE: Final = 0.25
+"""A lower share of used codes at a level is a problem."""
 LOW_RECONSTRUCTION: Final = 0.5
+"""A lower mean cosine between embeddings and the vectors of their IDs is a problem."""
 
 
 class Health(NamedTuple):
-    """Health of the IDs of some candidates."""
+    """Health of the IDs of a set of candidates."""
 
     collision_rate: float
-    """Share of the candidates that share their ID with another one."""
+    """Share of the candidates that have the same ID as another candidate."""
     purity: float | None
-    """Share of the candidates whose modality is the majority of their level-0 code; None without level 0."""
+    """Share of the candidates with the most frequent modality of their level-0 code; None without
+    level 0."""
     reconstruction: float
     """Mean cosine between an embedding and the vector of its ID."""
     used: tuple[int, ...]
     """Number of codes of each level with at least one candidate."""
     problems: tuple[str, ...]
-    """Problems found, one sentence each; empty if the IDs are healthy."""
+    """A sentence for each problem; empty if the IDs are healthy."""
 
 
 def train_quantizer(
@@ -62,12 +71,12 @@ def train_quantizer(
     progress: Progress,
     device: str = "cpu",
 ) -> StoredQuantizer:
-    """Train fusion and codebooks, or open the folder if this was done already.
+    """Train fusion and codebooks, or open the folder if it is finished.
 
     Raises
     ------
     TrainingFailed
-        the codebooks collapsed.
+        The codebooks collapsed.
     """
     stage = Stage(folder, kind=QUANTIZER_KIND, config=to_json(config), inputs=pairs.fingerprints)
     if stage.is_finished:
@@ -95,13 +104,18 @@ def train_quantizer(
 
 
 def measure_candidates(quantizer: Quantizer, candidates: Features) -> tuple[Codebooks, Health]:
-    """Measure all candidates: the meaning of level-0 codes, spreads, and the health of their IDs."""
+    """Measure all candidates; return codebooks with their statistics, and the health of their IDs.
+
+    The statistics include the modality that each level-0 code stands for.
+    """
     codebooks = quantizer.to_codebooks()
     encoded = encode_features(codebooks, candidates)
-    measured = measure_items(codebooks, encoded)
+    statistics = measure_items(codebooks, encoded)
     if quantizer.config.level0 == "learned":
-        measured["level0_modality"] = majority_modalities(encoded.codes[:, 0], candidates.modality)
-    return quantizer.to_codebooks(measured), measure_health(codebooks, encoded, candidates.modality)
+        level0 = encoded.codes[:, 0]
+        statistics["level0_modality"] = majority_modalities(level0, candidates.modality)
+    health = measure_health(codebooks, encoded, candidates.modality)
+    return quantizer.to_codebooks(statistics), health
 
 
 def majority_modalities(
@@ -116,39 +130,43 @@ def majority_modalities(
 def measure_health(
     codebooks: Codebooks, encoded: EncodedItems, modalities: Integer[np.ndarray, " items"]
 ) -> Health:
-    """Measure the health of the IDs of items of these modalities."""
-    codes, problems, purity = encoded.codes, [], None
+    """Measure the health of the IDs of items with the given modalities."""
+    codes = encoded.codes
+    problems: list[str] = []
+    purity = None
     if codebooks.has_modality_level:
         majority = majority_modalities(codes[:, 0], modalities)
         purity = float((majority[codes[:, 0]] == modalities).mean())
         if purity < LOW_PURITY:
             problems.append(
-                f"level 0 matches the modality of only {purity:.1%} of the candidates: train longer, or "
-                'set quantizer.level0 to "assigned"'
+                f"level 0 matches the modality of only {purity:.1%} of the candidates: train longer, "
+                'or set quantizer.level0 to "assigned"'
             )
     counts = np.unique(codes, axis=0, return_counts=True)[1]
     collision_rate = float(counts[counts > 1].sum() / len(codes))
     if collision_rate > HIGH_COLLISIONS:
         problems.append(
-            f"{collision_rate:.1%} of the candidates share their ID: more levels or larger codebooks "
-            "are needed"
+            f"{collision_rate:.1%} of the candidates share their ID: use more levels or larger "
+            "codebooks"
         )
     cosine = float(encoded.code_cosine.mean())
     if cosine < LOW_RECONSTRUCTION:
         problems.append(
             f"IDs are poor approximations of embeddings (mean cosine {cosine:.2f}): train longer"
         )
-    used = tuple(len(np.unique(of_level)) for of_level in codes.T)
-    problems += [
-        f"level {level} uses {some} of {size} codes: smaller codebooks would do, or they collapsed"
-        for level, (some, size) in enumerate(zip(used, codebooks.sizes, strict=True))
-        if level >= codebooks.has_modality_level and some < LOW_USE * min(size, len(codes))
-    ]
+    used = tuple(len(np.unique(level_codes)) for level_codes in codes.T)
+    for level, (num_used, size) in enumerate(zip(used, codebooks.sizes, strict=True)):
+        is_semantic = level >= codebooks.has_modality_level
+        if is_semantic and num_used < LOW_USE * min(size, len(codes)):
+            problems.append(
+                f"level {level} uses {num_used} of {size} codes: smaller codebooks suffice, or they "
+                "collapsed"
+            )
     return Health(collision_rate, purity, cosine, used, tuple(problems))
 
 
 class QuantizerStep:
-    """One step of stage 1 (equation 8)."""
+    """A step of stage 1 (equation 8)."""
 
     def __init__(self, quantizer: Quantizer, pairs: Pairs, total: int) -> None:
         self.quantizer = quantizer
@@ -156,15 +174,16 @@ class QuantizerStep:
         self.config = quantizer.config
         self.device = next(quantizer.parameters()).device
         self.start = min(self.config.codebook_start, total // 2)
-        """The step at which codebooks start; before it the loss is contrastive only."""
+        """The step at which codebooks are initialised; before it, the loss is contrastive only."""
         self.check_every = max(1, (total - self.start) // HEALTH_CHECKS)
         random = np.random.default_rng(self.config.training.seed)
         size = min(HEALTH_SAMPLE, len(pairs.candidates))
         self.sample = np.sort(random.choice(len(pairs.candidates), size, replace=False))
 
     def __call__(self, step: Step) -> StepResult:
-        """Return the loss of a batch; the codebooks follow it."""
-        config, quantizer = self.config, self.quantizer
+        """Return the loss of a batch, and update the codebooks with it."""
+        config = self.config
+        quantizer = self.quantizer
         if step.number == self.start:
             self._start_codebooks(step.number)
         batch = self.pairs.draw(step.number, config.training.batch_size, seed=config.training.seed)
@@ -201,24 +220,26 @@ class QuantizerStep:
         return StepResult(loss, measures)
 
     def _fuse(self, features: Features, rows: np.ndarray) -> Tensor:
+        """Return the fused embeddings of rows of features."""
         batch = features.gather(rows)
         image, text = (torch.from_numpy(part).to(self.device) for part in (batch.image, batch.text))
         fused: Tensor = self.quantizer.fusion(image, text)
         return fused
 
     def _modality(self, rows: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.pairs.candidates.modality[rows].astype(np.int64)).to(
-            self.device
-        )
+        """Return the modalities of candidates."""
+        modalities = self.pairs.candidates.modality[rows].astype(np.int64)
+        return torch.from_numpy(modalities).to(self.device)
 
     @torch.no_grad()
     def _start_codebooks(self, step: int) -> None:
-        """Run k-means on the first batch, or on as many batches as ``kmeans_samples`` needs.
+        """Run k-means on the first batch, or on ``kmeans_samples`` embeddings of several batches.
 
         Deviation 6: the paper starts from the very first batch; ``codebook_start`` lets it wait.
         """
         config = self.config
-        size, seed = config.training.batch_size, config.training.seed
+        seed = config.training.seed
+        size = config.training.batch_size
         embeddings: list[Tensor] = []
         modalities: list[Tensor] = []
         for number in range(max(1, config.kmeans_samples // (2 * size))):
@@ -238,7 +259,8 @@ class QuantizerStep:
 
     def _check(self, step: int) -> dict[str, float]:
         """Measure the health of a sample's IDs, and stop if the codebooks collapsed."""
-        candidates, codebooks = self.pairs.candidates, self.quantizer.to_codebooks()
+        candidates = self.pairs.candidates
+        codebooks = self.quantizer.to_codebooks()
         encoded = encode_features(codebooks, candidates, self.sample)
         health = measure_health(codebooks, encoded, candidates.modality[self.sample])
         if (
@@ -247,9 +269,9 @@ class QuantizerStep:
             and self.config.contrastive_weight
         ):
             raise TrainingFailed(
-                f"the codebooks collapsed by step {step}: every candidate has the same code at the first "
-                "semantic level. Lower quantizer.alignment_weight and quantizer.quantization_weight, or "
-                "raise quantizer.contrastive_weight"
+                f"the codebooks collapsed by step {step}: every candidate has the same code at the "
+                "first semantic level. Lower quantizer.alignment_weight and "
+                "quantizer.quantization_weight, or raise quantizer.contrastive_weight"
             )
         measures = {
             "collision_rate": health.collision_rate,
