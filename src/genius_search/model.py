@@ -1,4 +1,4 @@
-"""A trained model: encoder, fusion and quantizer, generator, tied together by ``model.json``."""
+"""A trained model: encoder, fusion, quantizer and generator, joined by ``model.json``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from genius_search.records import Modality
 from genius_search.search.kernel import open_compiled_search
 from genius_search.search.rank import CodeRanker
 
-# Opening a model and searching with it need no PyTorch, no hub and nothing that writes.
+# Opening a model and searching with it must not import PyTorch, the hub, or modules that write
+# files.
 # ruff: noqa: PLC0415
 if TYPE_CHECKING:
     from genius_search.data.features import FeatureBatch
@@ -49,53 +50,55 @@ INPUTS_PER_BATCH: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ModelInstruction:
-    """An instruction the model was trained with, and when it applies."""
+    """An instruction of the model's training, and the modalities that it applies to."""
 
     query: str
     """Modality of the query, in M-BEIR's spelling or ours."""
     candidate: str
-    """Modality of the result, likewise."""
+    """Modality of the result, in the same spelling."""
     text: str
+    """The instruction."""
 
 
 class ModelPart(BaseModel, frozen=True):
-    """The fingerprint of a part's folder."""
+    """A part of a model: its fingerprint, and for the encoder, its spec."""
 
     fingerprint: str
+    """Fingerprint of the part's folder, or of the encoder."""
     spec: str = ""
-    """Of the encoder; a path with ``./`` is relative to the model's folder."""
+    """The encoder's spec; a path that begins with ``./`` is relative to the model's folder."""
 
     def spec_in(self, folder: Path) -> str:
-        """Return the encoder's spec with an absolute path."""
-        kind, _, place = self.spec.partition(":")
-        return f"{kind}:{folder / place}" if place.startswith("./") else self.spec
+        """Return the encoder's spec for a model in ``folder``, with an absolute path."""
+        prefix, _, argument = self.spec.partition(":")
+        return f"{prefix}:{folder / argument}" if argument.startswith("./") else self.spec
 
 
 class ModelFile(BaseModel, frozen=True):
     """Contents of ``model.json``."""
 
     format: Literal[4]
-    """Version of the file."""
+    """Version of the file's format."""
     encoder: ModelPart
     quantizer: ModelPart
     generator: ModelPart | None = None
-    """None if the model is searched by the geometry of its code vectors alone."""
+    """None if searches use the geometry of the code vectors alone."""
     instructions: list[ModelInstruction]
     fingerprint: str
     checksum: str | None = None
-    """Of the instructions; None in older files."""
+    """Checksum of the instructions; None in older files."""
 
     @property
     def parts(self) -> dict[str, ModelPart]:
-        """The parts by the names of their folders."""
+        """The parts, by the names of their folders."""
         parts = {"encoder": self.encoder, "quantizer": self.quantizer}
         return parts if self.generator is None else parts | {"generator": self.generator}
 
     def fingerprint_of_parts(self) -> str:
-        """Compute the fingerprint from those of the parts; the encoder's path does not matter."""
+        """Compute the model's fingerprint from those of its parts; paths have no effect."""
         return fingerprint_of({name: part.fingerprint for name, part in self.parts.items()})
 
-    def sum_up(self) -> str:
+    def compute_checksum(self) -> str:
         """Compute the checksum of the instructions."""
         return fingerprint_of(self.model_dump(mode="json")["instructions"])
 
@@ -104,7 +107,7 @@ class ModelFile(BaseModel, frozen=True):
         from genius_search.writing import write_json
 
         body = self.model_dump(exclude_defaults=True)
-        write_json(folder / MODEL_FILE, body | {"checksum": self.sum_up()})
+        write_json(folder / MODEL_FILE, body | {"checksum": self.compute_checksum()})
 
 
 def read_model_file(folder: Path) -> ModelFile:
@@ -122,8 +125,8 @@ def read_model_file(folder: Path) -> ModelFile:
         raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
     if not path.exists():
         raise ArtifactMissing(
-            f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` makes one, and goes on "
-            "where it stopped when run again"
+            f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` trains a model, "
+            "and resumes an interrupted training when run again"
         )
     try:
         file = ModelFile.model_validate(read_json(path))
@@ -131,22 +134,20 @@ def read_model_file(folder: Path) -> ModelFile:
     except ValidationError as error:
         problem = first_problem(error)
     else:
-        if file.fingerprint == file.fingerprint_of_parts() and file.checksum in (
-            None,
-            file.sum_up(),
-        ):
+        checksums = (None, file.compute_checksum())
+        if file.fingerprint == file.fingerprint_of_parts() and file.checksum in checksums:
             return file
     raise ArtifactMismatch(
-        f"{path} is damaged or of another version ({problem}); train the model again, or `genius pull` it if "
-        "it was pulled"
+        f"{path} is damaged or of another version ({problem}); train the model again, or "
+        "`genius pull` it if it was pulled"
     )
 
 
 class Genius:
     """A model: encodes items into IDs, and queries into embeddings from which IDs are generated.
 
-    A model whose codebooks were fitted to a pool without training has no generator; its IDs are found by the
-    distances between the query and the code vectors.
+    A model whose codebooks were fitted to a pool without training has no generator; searches find
+    its IDs by the distances between the query and the code vectors.
 
     >>> model = Genius.open("model")  # doctest: +SKIP
     >>> model.embed(["a dog", Path("dog.jpg")]).shape  # doctest: +SKIP
@@ -186,32 +187,28 @@ class Genius:
     ) -> Genius:
         """Open a finished model by its folder, or by its name on the Hugging Face hub.
 
-        What was pulled before is opened without the network; `genius pull` updates it.
+        A model that was pulled before is opened without the network; `genius pull` updates it.
 
         Parameters
         ----------
         device
-            Where it runs.
+            PyTorch's name of the device that the model runs on.
         download
-            Whether the model, and the weights of its encoder, may be downloaded if they are not here.
+            Whether the model, and the weights of its encoder, may be downloaded if they are not on
+            this machine.
         with_encoder
-            Open the encoder now, rather than when something is encoded.
+            Open the encoder now, rather than when an item or a query is encoded.
 
         Raises
         ------
         ArtifactMissing
-            The folder contains no finished model, or the hub has none of this name.
+            The folder contains no finished model, or the hub has no model of this name.
         NetworkNeeded
             The model is not on this machine and may not or cannot be downloaded.
         ArtifactMismatch
             The parts do not belong together, for example because a later training was interrupted.
         """
-        folder = as_path(folder)
-        if not folder.exists():
-            from genius_search.hub import find_or_pull, is_name
-
-            folder = find_or_pull(folder, download=download) if is_name(str(folder)) else folder
-        folder = folder.absolute()  # some parts are opened later, perhaps after `os.chdir`
+        folder = _model_folder(folder, download=download)
         if device != "cpu":
             from genius_search.nn.parallel import check_device
 
@@ -222,22 +219,16 @@ class Genius:
         if file.generator is not None:
             generator = open_artifact(folder / "generator", kind="generator")
 
-        def check(part: str, fingerprint: str) -> None:
-            if file.parts[part].fingerprint != fingerprint:
-                raise ArtifactMismatch(
-                    f"{folder}: the {part} is not the one this model was finished with (a later training was "
-                    "interrupted, or the file changed); run `genius fit` again"
-                )
-
         def open_encoder() -> Encoder:
-            opened = load_encoder(file.encoder.spec_in(folder), download=download, device=device)
-            check("encoder", opened.fingerprint)
-            return opened
+            spec = file.encoder.spec_in(folder)
+            encoder = load_encoder(spec, download=download, device=device)
+            _check_part(folder, "encoder", file.encoder, encoder.fingerprint)
+            return encoder
 
         encoder = open_encoder() if with_encoder else cast("Encoder", LateEncoder(open_encoder))
-        check("quantizer", quantizer.manifest.fingerprint)
-        if generator is not None:
-            check("generator", generator.fingerprint)
+        _check_part(folder, "quantizer", file.quantizer, quantizer.manifest.fingerprint)
+        if file.generator is not None and generator is not None:
+            _check_part(folder, "generator", file.generator, generator.fingerprint)
         return Genius(
             folder,
             encoder,
@@ -256,11 +247,14 @@ class Genius:
         generator: Manifest | None,
         instructions: Sequence[ModelInstruction],
     ) -> Genius:
-        """Finish a model by writing the ``model.json`` of its parts; the generator may be missing."""
-        kind, _, place = encoder.spec.partition(":")
-        spec, home = encoder.spec, folder.resolve()
-        if Path(place).exists() and Path(place).resolve().is_relative_to(home):
-            spec = f"{kind}:./{Path(place).resolve().relative_to(home)}"  # so that the folder can be moved
+        """Finish a model by writing ``model.json``; ``generator`` may be None."""
+        # An encoder within the model's folder gets a relative path, so that the folder can be
+        # moved.
+        spec = encoder.spec
+        home = folder.resolve()
+        prefix, _, argument = spec.partition(":")
+        if Path(argument).exists() and Path(argument).resolve().is_relative_to(home):
+            spec = f"{prefix}:./{Path(argument).resolve().relative_to(home)}"
         file = ModelFile(
             format=4,
             encoder=ModelPart(fingerprint=encoder.fingerprint, spec=spec),
@@ -278,7 +272,7 @@ class Genius:
         return f"<Genius {self.folder}, fingerprint {self.fingerprint[:12]}, ID {sizes}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy the model by its folder, which is opened again."""
+        """Pickle the model as the name of its folder, from which it is opened again."""
         return _open_again, (self.folder, self.fingerprint, self.device)
 
     def renew(self) -> None:
@@ -288,15 +282,16 @@ class Genius:
 
     @cached_property
     def unchecked_files(self) -> dict[Path, FileFact]:
-        """Files that were not compared with their checksums since the model was opened; not the encoder's."""
-        parts = (self.quantizer_manifest, self.generator_manifest)
-        return {
-            part.folder / name: fact for part in parts if part for name, fact in part.files.items()
-        }
+        """Files of quantizer and generator that are not yet compared with their checksums."""
+        files: dict[Path, FileFact] = {}
+        for manifest in (self.quantizer_manifest, self.generator_manifest):
+            if manifest is not None:
+                files |= {manifest.folder / name: fact for name, fact in manifest.files.items()}
+        return files
 
     @property
     def num_levels(self) -> int:
-        """Codes in an ID."""
+        """Number of codes in an ID."""
         return len(self.codebooks.sizes)
 
     @property
@@ -306,12 +301,12 @@ class Genius:
 
     @property
     def has_generator(self) -> bool:
-        """Whether a generator was trained; otherwise IDs are found by the distances of code vectors."""
+        """Whether a generator was trained; without one, searches find IDs by code vectors."""
         return self.generator_manifest is not None
 
     @cached_property
     def generator(self) -> Generator | None:
-        """The generator in PyTorch, if there is one."""
+        """The generator in PyTorch; None if the model has no generator."""
         if self.generator_manifest is None:
             return None
         from genius_search.nn.generator import load_generator
@@ -320,13 +315,13 @@ class Genius:
 
     @cached_property
     def ranker(self) -> CodeRanker:
-        """Scores IDs by their code vectors."""
+        """The ranker, which scores IDs by their code vectors."""
         codebooks = self.codebooks
         return CodeRanker(codebooks.tables(), codebooks.spread, codebooks.config.norm_weight)
 
     @cached_property
     def decoder(self) -> Decoder:
-        """The generator's decoder for search; without a generator, :attr:`router`."""
+        """The decoder of the generator; without a generator, :attr:`router`."""
         if self.generator is None:
             return self.router
         if self.generator.guide is None:
@@ -337,7 +332,7 @@ class Genius:
 
     @cached_property
     def router(self) -> GeometricDecoder:
-        """A decoder that uses the geometry of the code vectors instead of the generator."""
+        """A decoder that follows the geometry of the code vectors, without the generator."""
         import torch
 
         from genius_search.search.beam import GeometricDecoder
@@ -346,15 +341,15 @@ class Genius:
         return GeometricDecoder(tables, self.ranker.spread, self.ranker.norm_weight)
 
     def uses_generator(self, config: SearchSettings) -> bool:
-        """Return whether a search with these settings asks the generator."""
+        """Return whether a search with these settings uses the generator."""
         return self.has_generator and (config.router == "generator" or config.rerank == "none")
 
     def decoder_for(self, config: SearchSettings) -> Decoder:
-        """Return :attr:`decoder`, or :attr:`router` if the settings do without the generator."""
+        """Return :attr:`decoder` for settings that use the generator, otherwise :attr:`router`."""
         return self.decoder if self.uses_generator(config) else self.router
 
     def compiled_search_for(self, config: SearchSettings) -> CompiledSearch | None:
-        """Return a quicker search with the results of :meth:`decoder_for`, if there is one."""
+        """Return the compiled search, which finds the same as :meth:`decoder_for`, if possible."""
         return self._compiled_generator if self.uses_generator(config) else self._compiled_router
 
     @cached_property
@@ -372,15 +367,15 @@ class Genius:
 
     @cached_property
     def fuse(self) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-        """A function from the features of images and of texts, 0 where absent, to unit embeddings.
+        """A function from features of images and of texts to unit embeddings.
 
-        Features and embeddings are 32-bit floats of shape (items, dim).
+        All are 32-bit floats of shape (items, dim). Features of an absent modality are zeros.
         """
         return self.codebooks.fuse
 
     @cached_property
     def coder(self) -> Coder:
-        """Gives items their IDs."""
+        """The coder, which assigns IDs to items."""
         from genius_search.nn.kmeans import Coder
 
         return Coder(self.codebooks)
@@ -446,12 +441,12 @@ class Genius:
     def encode(
         self, features: FeatureBatch, modalities: Integer[np.ndarray, " items"]
     ) -> EncodedItems:
-        """Return the embeddings and IDs of items."""
+        """Return the embeddings and IDs of items with the given modalities."""
         return self.coder.encode_items(self.embed_features(features), modalities)
 
     @property
     def level0_is_exact(self) -> bool:
-        """True if level-0 codes always match the modality of their items."""
+        """Whether level-0 codes always match the modality of their items."""
         return self.codebooks.config.level0 == "assigned"
 
     def level0_codes(self, modality: Modality) -> frozenset[int]:
@@ -460,39 +455,56 @@ class Genius:
         Raises
         ------
         UsageError
-            The model has no modality level, or never saw this modality.
+            The model has no modality level, or no code that stands for this modality.
         """
         if not self.codebooks.has_modality_level:
             raise UsageError(
-                "this model has no modality level, so a modality cannot be forced; describe it in the "
-                "instruction instead"
+                "this model has no modality level, so the modality of results cannot be chosen; "
+                "describe it in the instruction instead"
             )
-        known = self.codebooks.level0_modality.tolist()
-        codes = frozenset(code for code, holder in enumerate(known) if holder == modality.code)
+        modalities = self.codebooks.level0_modality.tolist()
+        codes = frozenset(code for code, number in enumerate(modalities) if number == modality.code)
         if not codes:
             raise UsageError(
-                f"no level-0 code of this model is known to stand for {modality.value}; describe it in the "
-                "instruction instead. An imported model learns it by importing again with --data"
+                f"no level-0 code of this model is known to stand for {modality.value}; describe it "
+                "in the instruction instead. For an imported model, import it again with --data"
             )
         return codes
 
     def instruction_for(self, query: Modality, candidate: Modality) -> str | None:
-        """Return an instruction the model was trained with for this kind of query and result."""
-        for known in self.instructions:
-            if (
-                Modality.parse(known.query) is query
-                and Modality.parse(known.candidate) is candidate
-            ):
-                return known.text
+        """Return the first instruction of the training for these modalities of query and result."""
+        for instruction in self.instructions:
+            is_for_query = Modality.parse(instruction.query) is query
+            if is_for_query and Modality.parse(instruction.candidate) is candidate:
+                return instruction.text
         return None
 
 
+def _model_folder(folder: str | Path, *, download: bool) -> Path:
+    """Return the absolute path of a model's folder; a name of the hub is pulled if necessary."""
+    path = as_path(folder)
+    if not path.exists():
+        from genius_search.hub import find_or_pull, is_name
+
+        path = find_or_pull(path, download=download) if is_name(str(path)) else path
+    return path.absolute()  # the encoder may be opened later, after `os.chdir`
+
+
+def _check_part(folder: Path, name: str, part: ModelPart, fingerprint: str) -> None:
+    """Check that a part of a model has the fingerprint with which the model was finished."""
+    if part.fingerprint != fingerprint:
+        raise ArtifactMismatch(
+            f"{folder}: the {name} is not the one this model was finished with (a later training "
+            "was interrupted, or the file changed); run `genius fit` again"
+        )
+
+
 def _open_again(folder: Path, fingerprint: str, device: str) -> Genius:
-    """Open a pickled model; its encoder is opened when something is encoded."""
+    """Open a pickled model again; its encoder is opened when it is first used."""
     model = Genius.open(folder, device=device, with_encoder=False)
     if model.fingerprint != fingerprint:
         raise ArtifactMismatch(
-            f"{folder} is another model than the one that was opened (fingerprint "
+            f"{folder} contains another model than the one that was pickled (fingerprint "
             f"{model.fingerprint[:12]}, not {fingerprint[:12]}); open it again"
         )
     return model

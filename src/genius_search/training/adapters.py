@@ -1,4 +1,4 @@
-"""Stage 0 over two frozen encoders: small networks bring their features together (paper, equation 2)."""
+"""Stage 0 over two frozen encoders: small networks align their features (paper, equation 2)."""
 
 from __future__ import annotations
 
@@ -30,28 +30,35 @@ from genius_search.progress import Progress
 from genius_search.recipe import AdapterConfig
 from genius_search.training.encoder import embed_prepared, encoder_stage
 from genius_search.training.features import Embedded, TrainingRecords, embed_training
-from genius_search.training.loop import Step, StepResult, num_steps, train
+from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 
 VALIDATION_QUERIES: Final = 4096
-"""Validation queries that are ranked, at most."""
+"""Maximum number of validation queries."""
 NUM_CHECKS: Final = 20
-"""Times that the validation queries are ranked during a training."""
-CHECKS_WITHOUT_GAIN: Final = 5
-"""A training stops when so many checks were no better than the best."""
+"""Number of checks with validation queries during a training."""
+MAX_CHECKS_WITHOUT_GAIN: Final = 5
+"""Early stopping: number of checks without improvement."""
 DROPOUT: Final = 0.3
-"""Of hidden layers and of the features of images."""
+"""Dropout of hidden layers and of the features of images."""
 TEXT_DROPOUT: Final = 0.1
+"""Dropout of the features of texts."""
 IMAGE_NOISE: Final = 1.0
-"""Random noise that training adds to the features of images, in their standard deviations."""
+"""Noise that training adds to the features of images, in units of their standard deviations."""
 ADAPTER_TEMPERATURE: Final = 0.06
 """Divides the cosines in the contrastive loss."""
 STATISTICS_SAMPLE: Final = 16_384
-"""Features that means and deviations are taken of."""
+"""Number of features from which means and deviations are computed."""
 
 
 class TrainedAdapter(nn.Module):
-    """What :class:`~genius_search.encoders.adapters.Adapter` computes, with dropout and noise in training."""
+    """An :class:`~genius_search.encoders.adapters.Adapter` in training, with dropout and noise.
+
+    Each member m is a network with a hidden layer and a linear path, of which x is the standardised
+    feature:
+
+        y_m = normalize(W₂ gelu(W₁ x + b) + W₀ x)
+    """
 
     is_rooted: Tensor
     mean: Tensor
@@ -70,23 +77,24 @@ class TrainedAdapter(nn.Module):
         self.hidden_bias = nn.Parameter(torch.zeros(members, hidden))
         self.output = nn.Parameter(torch.empty(members, config.dim, hidden))
         self.linear = nn.Parameter(torch.empty(members, config.dim, width))
-        for weight in (self.hidden, self.output, self.linear):  # as PyTorch starts a linear layer
+        # Uniform in ±1/√inputs, as PyTorch initialises a linear layer.
+        for weight in (self.hidden, self.output, self.linear):
             nn.init.uniform_(weight, -1, 1)
             weight.data /= math.sqrt(weight.shape[2])
 
     def standardise(self, features: Float[Tensor, "items width"]) -> None:
-        """Take means and deviations of these features as those of all."""
+        """Measure a sample of features: means and deviations, with which all are standardised."""
         self.is_rooted.fill_(features.min() >= 0)
         features = self.root(features)
         self.mean.copy_(features.mean(dim=0))
         self.scale.copy_(1 / (features.std(dim=0, unbiased=False) + 1e-3 * features.std() + 1e-12))
 
     def root(self, features: Float[Tensor, "items width"]) -> Float[Tensor, "items width"]:
-        """Return the roots of features that are never negative."""
+        """Return the square roots of features, if the sample was never negative."""
         return features.clamp(min=0).sqrt() if self.is_rooted else features
 
     def forward(self, features: Float[Tensor, "items width"]) -> Float[Tensor, "items members dim"]:
-        """Return a unit vector of each member."""
+        """Return a unit vector of each member for every item."""
         inputs = (self.root(features) - self.mean) * self.scale
         if self.training and self.noise:
             inputs = inputs + self.noise * torch.randn_like(inputs)
@@ -99,7 +107,7 @@ class TrainedAdapter(nn.Module):
 
 
 class AdapterNetwork(nn.Module):
-    """An adapter of images and one of texts."""
+    """An adapter for images and an adapter for texts."""
 
     def __init__(self, pair: FrozenPair, config: AdapterConfig) -> None:
         super().__init__()
@@ -107,23 +115,25 @@ class AdapterNetwork(nn.Module):
             self.add_module(part, TrainedAdapter(encoder.dim, config, part=part))
 
     def forward(self, items: FeatureBatch) -> Float[Tensor, "items members dim"]:
-        """Return each member's unit vectors of items: of the sum of what it makes of image and text."""
+        """Return each member's unit vectors of items, the normalised sums of image and text."""
         weight = self.get_parameter("image.output")
         total = torch.zeros(len(items.image), *weight.shape[:2], device=weight.device)
         for part in PARTS:
             rows = np.flatnonzero(getattr(items, f"has_{part}"))
             adapter = getattr(self, part)
-            # Features of a modality that no item has are of width 0; gradients are then 0, on any rank.
+            # Features of a modality that no item has are of width 0. The adapter runs nevertheless,
+            # so that its gradients are 0 and not missing: ranks average the same gradients.
             features = getattr(items, part)[rows].reshape(len(rows), len(adapter.mean))
-            places, inputs = (torch.from_numpy(one).to(weight.device) for one in (rows, features))
-            total = total.index_add(0, places, adapter(inputs))
+            vectors = adapter(torch.from_numpy(features).to(weight.device))
+            total = total.index_add(0, torch.from_numpy(rows).to(weight.device), vectors)
         return F.normalize(total, dim=-1)
 
 
 class AdapterStep(nn.Module):
-    """One step: equation 2 for each member; now and then, how early validation queries find their answers.
+    """A step: equation 2 for each member, and at intervals a check with validation queries.
 
-    The best weights so far are part of the module, so that a training that was killed goes on with them.
+    The best weights so far are part of the module and of its checkpoint, so that a killed training
+    resumes with them.
     """
 
     best_score: Tensor
@@ -137,14 +147,17 @@ class AdapterStep(nn.Module):
         config: AdapterConfig,
     ) -> None:
         super().__init__()
-        self.network, self.pairs, self.validation, self.config = network, pairs, validation, config
+        self.network = network
+        self.pairs = pairs
+        self.validation = validation
+        self.config = config
         self.total = num_steps(len(pairs), config.training)
         self.best = copy.deepcopy(network).requires_grad_(requires_grad=False)
         self.register_buffer("best_score", torch.zeros(()))
         self.register_buffer("checks_since", torch.zeros(()))
 
     def forward(self, step: Step) -> StepResult:
-        """Return the loss of a batch, and whether validation says that it is enough."""
+        """Return the loss of a batch, and whether validation has stopped improving."""
         training = self.config.training
         if step.number and step.number % max(1, self.total // NUM_CHECKS) == 0:
             self.check()
@@ -156,11 +169,11 @@ class AdapterStep(nn.Module):
             for member in zip(queries.unbind(1), candidates.unbind(1), strict=True)
         ]
         measures = {"validation": self.best_score} if self.validation else {}
-        stop = float(self.checks_since) >= CHECKS_WITHOUT_GAIN
+        stop = float(self.checks_since) >= MAX_CHECKS_WITHOUT_GAIN
         return StepResult(torch.stack(losses).sum(), measures, stop)
 
     def embed(self, pairs: Pairs, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the vectors of the queries and of the candidates of a batch."""
+        """Return the vectors of the queries and the candidates of a batch."""
         queries, candidates = (
             parallel.gather(self.network(features.gather(parallel.rows_of_rank(rows))))
             for features, rows in (
@@ -171,10 +184,11 @@ class AdapterStep(nn.Module):
         return queries, candidates
 
     def excluded(self, pairs: Pairs, batch: Batch) -> Tensor:
-        """Return which candidates do not count as wrong: other answers, and those of another modality.
+        """Return which candidates do not count as wrong: other answers, and other modalities.
 
-        A search says which modality it wants, and without words for that, a frozen encoder cannot know. A
-        picture's own caption in another pair would count as wrong for its picture, and the picture itself.
+        A search states the modality of its results, which a frozen encoder does not read in the
+        query. Without this exclusion, a picture's caption in another pair would count as wrong for
+        the picture.
         """
         modality = pairs.candidates.modality[batch.candidate_rows]
         excluded = batch.false_negatives | (modality[:, None] != modality[None])
@@ -182,14 +196,16 @@ class AdapterStep(nn.Module):
 
     @torch.no_grad()
     def check(self) -> None:
-        """Rank the answers of the validation queries, and keep the weights if they come earlier than ever.
+        """Rank the answers of the validation queries, and keep the weights with the best score.
 
-        The score is the mean reciprocal rank among the answers of the same modality to all these queries.
+        The score is the mean reciprocal rank of each query's answer among the answers of the same
+        modality to all validation queries. Without validation queries, the latest weights are kept.
         """
         if self.validation is None:
             self.best.load_state_dict(self.network.state_dict())
             return
         self.network.eval()
+        # The largest number of queries that divides evenly among the ranks.
         size = len(self.validation) // parallel.num_ranks() * parallel.num_ranks()
         batch = self.validation.draw(0, size, seed=0)
         queries, candidates = self.embed(self.validation, batch)
@@ -214,15 +230,17 @@ def train_adapters(
     progress: Progress,
     device: str = "cpu",
 ) -> Embedded:
-    """Train the networks over two frozen encoders and embed the training records, or open what was done.
+    """Train networks over two frozen encoders, and embed the training records with them.
 
-    The frozen encoders read each record once; training runs on their features. With queries of the split
-    ``val``, the weights that rank their answers best are kept.
+    If the folder holds finished encoders or features, they are opened. The frozen encoders read
+    each record once; training runs on their features. With queries of the split ``val``, the
+    weights that rank their answers best are kept.
 
     Parameters
     ----------
     folder
-        folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
+        folder of the model; receives ``encoder/`` and ``features/``, and until training ends
+        ``prepared/`` with the features of the frozen encoders.
     """
     home, features, prepared_folder = (
         folder / name for name in ("encoder", "features", "prepared")
@@ -237,35 +255,9 @@ def train_adapters(
         lambda: embed_training(records, pair, prepared_folder, progress=progress)
     )
     if not stage.is_finished:
-        held_out, validation = TrainingRecords(records.data, validation=VALIDATION_QUERIES), None
-        if held_out.lines:
-            found = parallel.run_in_rank_order(
-                lambda: embed_training(held_out, pair, prepared_folder / "val", progress=progress)
-            )
-            validation = Pairs(held_out.lines, found.queries, found.candidates)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.training.seed)
-            network = AdapterNetwork(pair, config)
+        validation = _validation_pairs(records, pair, prepared_folder / "val", progress)
         pairs = Pairs(records.lines, prepared.queries, prepared.candidates)
-        standardise(network, pairs)
-        step = AdapterStep(network, pairs, validation, config).to(device)
-        train(
-            step,
-            step,
-            total=step.total,
-            config=config.training,
-            folder=stage.path,
-            progress=progress,
-            name="train encoder",
-        )
-        step.check()
-        if validation:
-            progress.say(
-                f"the best weights rank the answers of {len(validation):,} validation queries with a mean "
-                f"reciprocal rank of {float(step.best_score):.3f}"
-            )
-        else:
-            progress.say("the data set has no queries of the split val; the last weights are kept")
+        step = _train_best(stage, pair, pairs, validation, config, progress, device)
 
         def write(writer: ArtifactWriter) -> None:
             write_weights(writer.path / WEIGHTS_FILE, step.best.state_dict())
@@ -280,21 +272,69 @@ def train_adapters(
     )
 
 
+def _validation_pairs(
+    records: TrainingRecords, pair: FrozenPair, folder: Path, progress: Progress
+) -> Pairs | None:
+    """Embed queries of the split ``val`` and their answers; return None if there are none."""
+    held_out = TrainingRecords(records.data, validation=VALIDATION_QUERIES)
+    if not held_out.lines:
+        return None
+    embedded = parallel.run_in_rank_order(
+        lambda: embed_training(held_out, pair, folder, progress=progress)
+    )
+    return Pairs(held_out.lines, embedded.queries, embedded.candidates)
+
+
+def _train_best(
+    stage: Stage,
+    pair: FrozenPair,
+    pairs: Pairs,
+    validation: Pairs | None,
+    config: AdapterConfig,
+    progress: Progress,
+    device: str,
+) -> AdapterStep:
+    """Train new adapters; return the last step, which has the best weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.training.seed)
+        network = AdapterNetwork(pair, config)
+    standardise(network, pairs)
+    step = AdapterStep(network, pairs, validation, config).to(device)
+    train(
+        step,
+        step,
+        total=step.total,
+        config=config.training,
+        folder=stage.path,
+        progress=progress,
+        name="train encoder",
+    )
+    step.check()
+    if validation:
+        progress.say(
+            f"the best weights rank the answers of {len(validation):,} validation queries with a "
+            f"mean reciprocal rank of {float(step.best_score):.3f}"
+        )
+    else:
+        progress.say("the data set has no queries of the split val; the last weights are kept")
+    return step
+
+
 def standardise(network: AdapterNetwork, pairs: Pairs) -> None:
     """Give each adapter the means and deviations of the features that it reads."""
     for part in PARTS:
-        parts = []
+        samples = []
         for source in (pairs.queries, pairs.candidates):
-            sample = np.random.default_rng(0).permutation(len(source))[:STATISTICS_SAMPLE]
-            batch = source.gather(np.sort(sample))
-            parts.append(torch.from_numpy(getattr(batch, part)[getattr(batch, f"has_{part}")]))
-        rows = torch.cat([part for part in parts if len(part)])
-        if len(rows):
-            getattr(network, part).standardise(rows)
+            rows = np.random.default_rng(0).permutation(len(source))[:STATISTICS_SAMPLE]
+            batch = source.gather(np.sort(rows))
+            samples.append(torch.from_numpy(getattr(batch, part)[getattr(batch, f"has_{part}")]))
+        features = torch.cat([sample for sample in samples if len(sample)])
+        if len(features):
+            getattr(network, part).standardise(features)
 
 
 def embed_shard(encoder: AdapterEncoder, shard: Shard) -> Shard:
-    """Replace a shard's features of the frozen encoders by those of the adapters."""
+    """Replace the frozen encoders' features in a shard by those of the adapters."""
     image, text = (part.astype(np.float32) for part in (shard.image, shard.text))
     return shard._replace(
         image=to_float16(encoder.image(image)), text=to_float16(encoder.text(text))

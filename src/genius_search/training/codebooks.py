@@ -1,6 +1,6 @@
 """Codebooks fitted to a pool without training, for models that need neither pairs nor a generator.
 
-Below are what every finished quantizer needs: measures of items, and its folder.
+The second half serves every finished quantizer: statistics of items, and the folder.
 """
 
 from __future__ import annotations
@@ -46,58 +46,73 @@ from genius_search.search.vectors import RESIDUAL_BITS, dequantize, quantize
 from genius_search.writing import ArtifactWriter
 
 LEVELS: Final = 12
+"""Default number of semantic levels."""
 MAX_CODES: Final = 256
-"""Largest codebook: a code fits into one byte."""
+"""Size of the largest codebook: a code fits into a byte."""
 MIN_CODES: Final = 4
+"""Size of the smallest codebook."""
 ITEMS_PER_CODE: Final = 8
-"""Codebooks shrink with the pool so that a code of the first level has at least about this many items.
-With 30, codes alone find much less of a small pool; with 2, less of items that are added later."""
+"""Codebooks shrink with the pool, so that a first semantic code has at least about this many items.
+With 30, codes alone find much less in a small pool; with 2, less among items that are added
+later."""
 MAX_FIT_ITEMS: Final = 49_152
-"""Most items that the codebooks are fitted to."""
+"""Maximum number of items that codebooks are fitted to."""
 COARSE_LEVELS: Final = 3
-"""The first semantic levels, whose k-means takes more iterations."""
+"""Number of first semantic levels whose k-means takes :data:`COARSE_ITERATIONS`."""
 COARSE_ITERATIONS: Final = 8
+"""Maximum number of k-means iterations at the first levels."""
 DEEP_ITERATIONS: Final = 3
-"""Iterations of k-means at the deeper levels. More, and more than eight at the first, take long and find no
-more; fewer find one to two points less of exact search's first ten."""
+"""Maximum number of k-means iterations at the deeper levels. More iterations, here or at the first
+levels, take long and find no more; fewer find one to two points less of exact search's first
+ten."""
 ENCODING_BEAM: Final = 4
-"""Width of the beam search by which codes are chosen. With 8 it takes twice as long and finds no more."""
-SWEEPS: Final = 2
+"""Width of the beam search that chooses codes. With 8 it takes twice as long and finds no more."""
+NUM_SWEEPS: Final = 2
 """How often the code vectors of every level are moved to fit the items' codes."""
 NORM_WEIGHT: Final = 0.5
-"""Weight of half norms for embeddings that were not trained, chosen on Flickr8k's validation queries."""
-SAMPLED_IDS: Final = 2048
-"""Items of a modality whose IDs are sampled for densities. More find no more in pools of 100,000 items, and
-take longer with every item."""
-ITEMS_PER_SAMPLED: Final = 128
-"""In larger pools one in so many is sampled. Of a million texts, right answers are among the first five for
-.539 of the captions with 8,192, and for .528 with 2,048 (exact search: .523)."""
+"""Weight of half norms for embeddings without training, chosen on Flickr8k's validation queries."""
+MIN_SAMPLED_IDS: Final = 2048
+"""Items of a modality whose IDs are sampled for densities, if there are enough items. A larger
+sample finds no more in pools of 100,000 items, and costs time with every added item."""
+ITEMS_PER_SAMPLED_ID: Final = 128
+"""In large pools, one item in this many is sampled. In a million texts, the right answer is among
+the first five for .539 of the captions with a sample of 8,192, and for .528 with 2,048 (exact
+search: .523)."""
 MAX_SAMPLED_IDS: Final = 8192
+"""Maximum size of a modality's sample."""
 MAX_MEASURED_ITEMS: Final = 8192
-"""Most items that spreads are measured of."""
+"""Maximum number of items whose spread is measured."""
 MAX_SPREAD_IDS: Final = 1024
-"""Most IDs of a modality whose products are measured."""
+"""Maximum number of IDs of a modality whose products are measured."""
 NEGLIGIBLE: Final = 1e-4
-"""Smaller spreads, of densities or relative to the products themselves, are no differences between items."""
+"""Smaller spreads, of densities or relative to the mean product, count as rounding, not as
+differences."""
 MIN_ITEMS_PER_DIMENSION: Final = 2
-"""Fewer items for each dimension say too little of how much the dimensions differ."""
-CONSTANT: Final = 1e-6
-"""Share of the mean variance below which a direction does not differ between items."""
+"""Minimum number of items per dimension for weights of residuals."""
+CONSTANT_SHARE: Final = 1e-6
+"""Share of the mean variance below which a direction counts as constant."""
 TINY: Final = 1e-30
+"""Smallest divisor, in place of 0."""
 METRIC_POWER: Final = 0.5
+"""The exponent a of :func:`query_metric`. Codes alone then find .79 to .82 of exact search's first
+ten with CLIP, and .86 to .88 with trained adapters; exponents of 1 and more find no more."""
 METRIC_FLOOR: Final = 0.3
-"""Of :func:`query_metric`. Codes alone then find .79 to .82 of exact search's first ten with CLIP, .86 to .88
-with trained adapters; 1 and more powers of the covariance find no more."""
+"""The weight λ of :func:`query_metric` for directions in which the sample of queries does not
+differ."""
 MIN_METRIC_QUERIES: Final = 100
+"""Minimum number of queries for :func:`query_metric`."""
 FUSE_BATCH: Final = 4096
+"""Number of items that are fused in a batch."""
 FITTED_ITEMS: Final = "fitted_items"
-"""Input of the quantizer's manifest: the number of items that its codebooks were fitted to."""
+"""Input of the quantizer's manifest: the number of items in the pool that its codebooks were fitted
+to."""
 
 
 def codebook_size(items: int) -> int:
     """Return the number of codes at each level for a pool: a power of two from 4 to 256."""
-    wanted = max(1, items // ITEMS_PER_CODE)
-    return int(min(MAX_CODES, max(MIN_CODES, 1 << (wanted - 1).bit_length())))
+    codes = max(1, items // ITEMS_PER_CODE)
+    power_of_two = 1 << (codes - 1).bit_length()  # rounded up: 100 codes become 128
+    return int(min(MAX_CODES, max(MIN_CODES, power_of_two)))
 
 
 def fit_codebooks(
@@ -112,12 +127,12 @@ def fit_codebooks(
     levels: int = LEVELS,
     progress: Progress,
 ) -> StoredQuantizer:
-    """Fit codebooks to the embeddings of a pool, or open the folder if this was done already.
+    """Fit codebooks to the embeddings of a pool, or open the folder if it is finished.
 
-    Level 0 is the item's modality, with the modality's mean as its vector. The vectors of the other levels
-    start from k-means on the residuals, level by level; then items get the codes that a beam search over all
-    levels finds, and each code's vector moves to the mean of what the other levels leave of its items,
-    several times in turn.
+    Level 0 is the item's modality, with the mean of the modality's items as its vector. The other
+    levels start from k-means on the residuals, level by level. Then a beam search over all levels
+    chooses the items' codes, and level by level, each code vector moves to the mean of its items'
+    residuals, computed with the code vectors of all other levels.
 
     Parameters
     ----------
@@ -128,13 +143,15 @@ def fit_codebooks(
     items
         number of items in the pool.
     inputs
-        fingerprints of what the embeddings depend on.
+        fingerprints of the inputs of the embeddings.
     fused_by
-        the quantizer whose fusion gave the embeddings, and which the new one gets; by default a sum.
+        the quantizer whose fusion computed the embeddings, which the new quantizer copies; by
+        default, embeddings are sums.
     metric
-        by which errors of codes are measured (:func:`query_metric`); by default all directions count alike.
+        the matrix of :func:`query_metric`, which weights errors of codes; by default all directions
+        have the same weight.
     levels
-        number of codes beside the modality's, each a byte of an ID.
+        number of semantic levels, each a byte of an ID.
     """
     fusion = FusionConfig(kind="sum") if fused_by is None else fused_by.config.fusion
     config = QuantizerConfig(
@@ -149,72 +166,103 @@ def fit_codebooks(
     inputs = {**inputs, FITTED_ITEMS: str(items)}
     if metric is not None:
         inputs[METRIC] = hashlib.sha256(metric.tobytes()).hexdigest()
-    writer = ArtifactWriter(
-        folder,
-        kind=QUANTIZER_KIND,
-        config=to_json(config),
-        inputs=inputs,
-    )
+    writer = ArtifactWriter(folder, kind=QUANTIZER_KIND, config=to_json(config), inputs=inputs)
     if writer.finished() is not None:
         return StoredQuantizer(folder)
-    given = embeddings if metric is None else embeddings @ metric
-    tables = _fit(given, modalities, config, np.random.default_rng(0), progress)
-    dim = embeddings.shape[1]
+    weights = _fit_weights(embeddings, modalities, config, fused_by, metric, progress)
+    _add_statistics(weights, config, embeddings, modalities, items)
+    return write_quantizer(writer, Codebooks(embeddings.shape[1], config, weights))
+
+
+def _fit_weights(
+    embeddings: Float32[np.ndarray, "items dim"],
+    modalities: Int8[np.ndarray, " items"],
+    config: QuantizerConfig,
+    fused_by: Codebooks | None,
+    metric: Float32[np.ndarray, "dim dim"] | None,
+    progress: Progress,
+) -> dict[str, np.ndarray]:
+    """Return the weights of a quantizer with fitted code vectors and without statistics."""
+    # With a metric A, code vectors are fitted to A x and are A e there. A⁻¹ takes them back to the
+    # space of the embeddings, in which queries are compared with them.
+    targets = embeddings if metric is None else embeddings @ metric
+    tables = _fit_tables(targets, modalities, config, np.random.default_rng(0), progress)
     weights: dict[str, np.ndarray] = {
-        name: np.zeros(shape, np.float32) for name, shape in weight_shapes(dim, config).items()
+        name: np.zeros(shape, np.float32)
+        for name, shape in weight_shapes(embeddings.shape[1], config).items()
     }
-    if metric is not None:  # back to where products with queries are what they were
+    if metric is not None:
         tables = [np.linalg.solve(metric, table.T).T for table in tables]
         weights[METRIC] = metric
-    weights |= {
-        f"codebooks.{level}.embed": np.ascontiguousarray(one) for level, one in enumerate(tables)
-    }
+    for level, table in enumerate(tables):
+        weights[f"codebooks.{level}.embed"] = np.ascontiguousarray(table)
     weights["level0_modality"] = np.arange(NUM_MODALITIES)
     if fused_by is not None:
         weights |= {
-            name: array for name, array in fused_by.weights.items() if name.startswith(FUSION)
+            name: weight for name, weight in fused_by.weights.items() if name.startswith(FUSION)
         }
-    drawn = np.random.default_rng(0).permutation(len(embeddings))
-    sample_size = min(max(SAMPLED_IDS, items // ITEMS_PER_SAMPLED), MAX_SAMPLED_IDS)
-    per_modality = [
-        drawn[modalities[drawn] == modality][:sample_size] for modality in range(NUM_MODALITIES)
-    ]
-    sampled = np.concatenate(per_modality)
-    ids = Coder(Codebooks(dim, config, weights)).assign_ids(
-        embeddings[sampled], modalities[sampled]
+    return weights
+
+
+def _add_statistics(
+    weights: dict[str, np.ndarray],
+    config: QuantizerConfig,
+    embeddings: Float32[np.ndarray, "items dim"],
+    modalities: Int8[np.ndarray, " items"],
+    items: int,
+) -> None:
+    """Add to a quantizer's weights a sample of the pool's IDs and the statistics of its items."""
+    dim = embeddings.shape[1]
+    permuted = np.random.default_rng(0).permutation(len(embeddings))
+    sample_size = min(max(MIN_SAMPLED_IDS, items // ITEMS_PER_SAMPLED_ID), MAX_SAMPLED_IDS)
+    sampled = np.concatenate(
+        [
+            permuted[modalities[permuted] == modality][:sample_size]
+            for modality in range(NUM_MODALITIES)
+        ]
     )
+    coder = Coder(Codebooks(dim, config, weights))
+    ids = coder.assign_ids(embeddings[sampled], modalities[sampled])
     weights[POOL_SAMPLE] = np.unique(ids, axis=0).astype(np.int16)
+    # Densities are measured with the sample, so the statistics come after it.
     codebooks = Codebooks(dim, config, weights)
-    measured = drawn[:MAX_MEASURED_ITEMS]
+    measured = permuted[:MAX_MEASURED_ITEMS]
     encoded = Coder(codebooks).encode_items(embeddings[measured], modalities[measured])
     weights |= measure_items(codebooks, encoded)
-    return write_quantizer(writer, Codebooks(dim, config, weights))
 
 
 def query_metric(queries: object, dim: int) -> Float32[np.ndarray, "dim dim"]:
-    """Return a matrix that makes errors of codes count by how much queries notice them.
+    """Return a matrix that weights errors of codes by their effect on the products with queries.
 
-    The error of a query's product with an item is q·e, and E[(q·e)²] = eᵀΣe with Σ the covariance of queries.
-    The matrix is (Σ / s + λ)^(a/2) with s the mean variance, λ = :data:`METRIC_FLOOR` and a = :data:`METRIC_POWER`, so
-    that directions that these queries do not know still count. What is the same for all queries, such as the
-    cone that a CLIP model's texts lie in, does not.
+    If codes leave the residual e of an item, the error of its product with a query q is q·e, and
+    E[(q·e)²] = eᵀΣe with Σ the covariance of the queries. The matrix A is
 
-    Deviation 33: the paper's codes know nothing of queries (compare LeanVec-OOD, arXiv:2312.16335).
+        A = (Σ / s + λ)^(a/2)
+
+    with s the mean variance, λ = :data:`METRIC_FLOOR` and a = :data:`METRIC_POWER`; codes minimise
+    |A e|². λ gives directions in which the sample of queries does not differ some weight. A vector
+    that all queries share, such as the axis of the cone of a CLIP model's texts, has none, since Σ
+    is centred.
+
+    Deviation 33: the paper's codes do not depend on queries (compare LeanVec-OOD,
+    arXiv:2312.16335).
 
     Raises
     ------
     UsageError
-        There are fewer than :data:`MIN_METRIC_QUERIES` queries, or not ``dim`` numbers in each.
+        There are fewer than :data:`MIN_METRIC_QUERIES` queries, or a query does not have ``dim``
+        numbers.
     BadData
-        A query has no direction, or a number that is not finite.
+        A query is zero, or contains a number that is not finite.
     """
-    given = as_numbers(queries, "the query vectors")
-    if given.ndim != 2 or given.shape[1] != dim or len(given) < MIN_METRIC_QUERIES:
+    vectors = as_numbers(queries, "the query vectors")
+    if vectors.ndim != 2 or vectors.shape[1] != dim or len(vectors) < MIN_METRIC_QUERIES:
         raise UsageError(
-            f"the query vectors are of shape {given.shape}; expected {dim} numbers in each row, and at "
-            f"least {MIN_METRIC_QUERIES} rows, for fewer say too little of what is asked"
+            f"the query vectors are of shape {vectors.shape}; expected {dim} numbers in each row, "
+            f"and at least {MIN_METRIC_QUERIES} rows, since a smaller sample does not represent "
+            "the queries"
         )
-    units = normalize(as_matrix(given, "the query vectors").astype(np.float64))
+    units = normalize(as_matrix(vectors, "the query vectors").astype(np.float64))
     variances, directions = np.linalg.eigh(np.cov(units.T, bias=True))
     factors = (variances.clip(min=0) / max(variances.mean(), TINY) + METRIC_FLOOR) ** (
         METRIC_POWER / 2
@@ -222,7 +270,7 @@ def query_metric(queries: object, dim: int) -> Float32[np.ndarray, "dim dim"]:
     return np.asarray((directions * factors) @ directions.T, dtype=np.float32)
 
 
-def _fit(
+def _fit_tables(
     embeddings: Float32[np.ndarray, "items dim"],
     modalities: Int8[np.ndarray, " items"],
     config: QuantizerConfig,
@@ -232,7 +280,7 @@ def _fit(
     """Return the code vectors of each level."""
     progress.begin("fit codebooks", 2)
     iterations = [COARSE_ITERATIONS] * (1 + COARSE_LEVELS) + [DEEP_ITERATIONS] * config.levels
-    started = residual_kmeans(
+    clusters = residual_kmeans(
         embeddings,
         modalities,
         [NUM_MODALITIES, *[config.codebook_size] * config.levels],
@@ -240,11 +288,11 @@ def _fit(
         random=random,
     )
     progress.advance(1, {})
-    of_modalities, *tables = [level.centroids for level in started]
-    residuals = embeddings - of_modalities[modalities]
+    modality_vectors, *tables = [level.centroids for level in clusters]
+    residuals = embeddings - modality_vectors[modalities]
     _move_vectors(tables, residuals, NearestSums(tables, beam=ENCODING_BEAM)(residuals))
     progress.advance(2, {})
-    return [of_modalities, *tables]
+    return [modality_vectors, *tables]
 
 
 def _move_vectors(
@@ -252,27 +300,32 @@ def _move_vectors(
     targets: Float32[np.ndarray, "items dim"],
     codes: Int64[np.ndarray, "items levels"],
 ) -> None:
-    """Reduce the squared error of the sums of code vectors, one level at a time; codes stay as they are."""
-    missing = targets - sum_codes(tables, codes)
-    for _ in range(SWEEPS):
+    """Reduce the squared error of the sums of code vectors, in place, without changing codes."""
+    # With r the error x − Σ e of an item, the best new vector of a code is e + mean of r over its
+    # items. Moving a level changes the errors for the next level.
+    errors = targets - sum_codes(tables, codes)
+    for _ in range(NUM_SWEEPS):
         for level, table in enumerate(tables):
             chosen = codes[:, level]
             counts = np.bincount(chosen, minlength=len(table)).clip(min=1).astype(np.float32)
-            change = sum_by_code(missing, chosen, len(table)) / counts[:, None]
-            subtract_vectors(missing, change, chosen)
+            change = sum_by_code(errors, chosen, len(table)) / counts[:, None]
+            subtract_vectors(errors, change, chosen)
             table += change  # noqa: PLW2901  in place
 
 
 def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.ndarray]:
-    """Measure by how much a pool's items differ (:mod:`genius_search.nn.spread`), as weights."""
-    drawn = np.random.default_rng(0).permutation(len(encoded.codes))[:MAX_MEASURED_ITEMS]
-    vectors, ids = encoded.embeddings[drawn], encoded.codes[drawn]
+    """Measure a sample of items; return their statistics as weights of a quantizer.
+
+    See :func:`genius_search.nn.codebooks.statistic_shapes`.
+    """
+    sampled = np.random.default_rng(0).permutation(len(encoded.codes))[:MAX_MEASURED_ITEMS]
+    vectors = encoded.embeddings[sampled]
+    ids = encoded.codes[sampled]
     tables = codebooks.tables()
     embeddings = np.asarray(vectors, np.float32)
     densities = Coder(codebooks).norm_and_density.densities(embeddings, ids)
-    has_modality_level = codebooks.has_modality_level
     usage, spreads = measure_spread(
-        tables, ids, embeddings, densities, has_modality_level=has_modality_level
+        tables, ids, embeddings, densities, has_modality_level=codebooks.has_modality_level
     )
     residuals = _measure_residuals(vectors - sum_codes(tables, ids))
     constant = np.zeros((MAX_CONSTANT_DIRECTIONS, codebooks.dim), np.float32)
@@ -293,9 +346,20 @@ def measure_spread(
     *,
     has_modality_level: bool,
 ) -> tuple[Float32[np.ndarray, "modalities codes"], Float32[np.ndarray, "modalities 3"]]:
-    """Measure what a :class:`Spread` of IDs is made of: usage; spread, mean density and its reliability.
+    """Measure the arguments of a :class:`~genius_search.nn.spread.Spread`: usage and spreads.
 
-    ``tables`` are the code vectors, ``densities`` the mean cosines of embeddings to their neighbours.
+    Parameters
+    ----------
+    tables
+        the code vectors of each level.
+    densities
+        mean cosines of the embeddings to their nearest neighbours.
+
+    Returns
+    -------
+    tuple
+        the number of items by first code and first semantic code; and for each first code the
+        deviation σ of products, the mean density, and its reliability.
     """
     level = int(has_modality_level and len(tables) > 1)
     first = np.asarray(tables[level])
@@ -313,25 +377,27 @@ def measure_spread(
         products = vectors @ first.T
         centred = products - (products @ weights)[:, None]
         first_spread = np.sqrt(np.square(centred) @ weights).mean()
-        if first_spread > NEGLIGIBLE * np.abs(products).mean():  # otherwise it is rounding
+        # A smaller spread is rounding; 0 means that queries are not scaled.
+        if first_spread > NEGLIGIBLE * np.abs(products).mean():
             spreads[group, 0] = first_spread
     return usage.astype(np.float32), spreads.astype(np.float32)
 
 
 def measure_reliability(embeddings: Float32[np.ndarray, "items dim"]) -> float:
-    """Return the reliability of densities, 0 to 1: 2c / (1 + c) with c the correlation of two estimates.
+    """Return the reliability ρ of densities, 0 to 1 (Spearman, 1910; Brown, 1910).
 
-    Each is the cosine of items to the nearest of other items (Spearman, 1910; Brown, 1910). It is 0 if the
-    estimates do not differ between items. The vectors of IDs are not used: they are means of few items, and
-    nearer to these than to others.
+    ρ = 2c / (1 + c), with c the correlation of two estimates of the items' densities: the cosines
+    to the nearest item of even number and to the nearest of odd number. It is 0 if the estimates do
+    not differ between items. The vectors of IDs are unsuitable as neighbours: each is a mean of few
+    items, and nearer to those than to any other item.
     """
     items = embeddings[:MAX_SPREAD_IDS]
-    nearest = []
-    for others in (embeddings[::2][:MAX_SPREAD_IDS], embeddings[1::2][:MAX_SPREAD_IDS]):
-        cosines = items @ others.T
+    estimates = []
+    for neighbours in (embeddings[::2][:MAX_SPREAD_IDS], embeddings[1::2][:MAX_SPREAD_IDS]):
+        cosines = items @ neighbours.T
         cosines[cosines > 1 - NEGLIGIBLE] = -1  # the item itself, and copies of it
-        nearest.append(cosines.max(axis=1, initial=-1))
-    first, second = nearest
+        estimates.append(cosines.max(axis=1, initial=-1))
+    first, second = estimates
     deviations = first.std(), second.std()
     if min(deviations) <= NEGLIGIBLE:
         return 0.0
@@ -341,37 +407,42 @@ def measure_reliability(embeddings: Float32[np.ndarray, "items dim"]) -> float:
 
 
 def _measure_residuals(residuals: Float32[np.ndarray, "items dim"]) -> Residuals:
-    """Find the best weights of rounded residuals, and the directions in which items do not differ."""
+    """Measure the best weights of rounded residuals, and the directions that are constant."""
     count, dim = residuals.shape
-    found = Residuals.unweighted(dim)
+    measured = Residuals.unweighted(dim)
     energy = np.square(residuals, dtype=np.float64).mean(axis=0)
     if count < MIN_ITEMS_PER_DIMENSION * dim or not energy.any():
-        return found
-    for weights, bits in zip(found.weights, RESIDUAL_BITS, strict=True):
+        return measured
+    for weights, bits in zip(measured.weights, RESIDUAL_BITS, strict=True):
+        # Linear regression in each dimension, from rounded numbers r' to true ones r: E[r r'] /
+        # E[r'²].
         rounded = dequantize(quantize(residuals, bits), bits, dim)
         shares = (residuals * rounded).mean(axis=0) / np.maximum(
             np.square(rounded).mean(axis=0), TINY
         )
-        shares = np.where(energy > CONSTANT * energy.mean(), shares, 0).clip(min=0)
-        weights[:] = shares * energy.sum() / max(float(shares @ energy), TINY)  # 1 in the mean
-    differing = energy > CONSTANT * energy.mean()
-    inside = residuals[:, differing].astype(np.float64)
-    sizes, directions = np.linalg.eigh(inside.T @ inside / count)
-    constant = directions[:, sizes < CONSTANT * energy.mean()].T[:MAX_CONSTANT_DIRECTIONS]
-    spread_out = np.zeros((len(constant), dim), np.float32)
-    spread_out[:, differing] = constant
-    return found._replace(constant=spread_out)
+        shares = np.where(energy > CONSTANT_SHARE * energy.mean(), shares, 0).clip(min=0)
+        # Scaled so that their mean, weighted by energy, is 1.
+        weights[:] = shares * energy.sum() / max(float(shares @ energy), TINY)
+    differing = energy > CONSTANT_SHARE * energy.mean()
+    # Dimensions that do not differ have a weight of 0. Among the others, constant directions are
+    # the eigenvectors of the smallest eigenvalues.
+    varying = residuals[:, differing].astype(np.float64)
+    variances, directions = np.linalg.eigh(varying.T @ varying / count)
+    constant = directions[:, variances < CONSTANT_SHARE * energy.mean()].T[:MAX_CONSTANT_DIRECTIONS]
+    padded = np.zeros((len(constant), dim), np.float32)
+    padded[:, differing] = constant
+    return measured._replace(constant=padded)
 
 
 def write_quantizer(writer: ArtifactWriter, codebooks: Codebooks) -> StoredQuantizer:
-    """Write the folder of a quantizer."""
+    """Write the folder of a quantizer, and open it."""
     arrays = {name: np.ascontiguousarray(weight) for name, weight in codebooks.weights.items()}
     (writer.path / QUANTIZER_FILE).write_bytes(save(arrays))
     return StoredQuantizer(writer.finish(facts={"dim": codebooks.dim}).folder)
 
 
 def fuse_features(codebooks: Codebooks, features: Features) -> Float16[np.ndarray, "rows dim"]:
-    """Return the fused embeddings of all rows."""
+    """Return the fused embeddings of all rows of features."""
     fused = np.empty((len(features), features.dim), dtype=np.float16)
     for rows, batch in features.batches(FUSE_BATCH):
         fused[rows] = codebooks.fuse(batch.image, batch.text)
@@ -381,10 +452,10 @@ def fuse_features(codebooks: Codebooks, features: Features) -> Float16[np.ndarra
 def encode_features(
     codebooks: Codebooks, features: Features, rows: Int64[np.ndarray, " rows"] | None = None
 ) -> EncodedItems:
-    """Return embeddings and IDs of candidates, all or some."""
+    """Return the embeddings and IDs of candidates: of the given rows, or of all."""
     coder = Coder(codebooks)
     parts = [
-        coder.encode_items(codebooks.fuse(batch.image, batch.text), features.modality[own])
-        for own, batch in features.batches(FUSE_BATCH, rows)
+        coder.encode_items(codebooks.fuse(batch.image, batch.text), features.modality[batch_rows])
+        for batch_rows, batch in features.batches(FUSE_BATCH, rows)
     ]
     return EncodedItems(*(np.concatenate(column) for column in zip(*parts, strict=True)))

@@ -1,4 +1,4 @@
-"""Stage 0: the ``small`` encoder from scratch, with the contrastive loss of CLIP (paper, equation 2)."""
+"""Stage 0: training ``small`` from scratch with CLIP's contrastive loss (paper, equation 2)."""
 
 from __future__ import annotations
 
@@ -44,16 +44,18 @@ from genius_search.writing import ArtifactWriter
 
 ENCODER_KIND: Final = "encoder"
 FORWARD_BATCH: Final = 2048
-NUM_PHRASES: Final = 512
-"""Phrases drawn from a batch, at most."""
+"""Number of items in a forward pass when features are written."""
+MAX_PHRASES: Final = 512
+"""Maximum number of phrases drawn from a batch."""
 MAX_PHRASE_WORDS: Final = 4
-"""Words of a phrase, at most."""
+"""Maximum number of words in a phrase."""
 PHRASE_SHARE: Final = 0.5
-"""Weight of the loss of phrases, as a share of that of words."""
+"""Weight of the loss of phrases that find images, relative to the loss of words."""
 TEXT_SHARE: Final = 0.2
-"""Weight of the loss of phrases that find texts, likewise. With .5, questions find fewer answers."""
+"""Weight of the loss of phrases that find texts, relative to the loss of words. With .5, questions
+find fewer answers."""
 WORD_TEMPERATURE: Final = 0.1
-"""Divides the cosines of words and phrases with items, of which many are right at once."""
+"""Divides the cosines of words and phrases with items; it is high, since many items are right."""
 
 
 def train_encoder(
@@ -64,15 +66,17 @@ def train_encoder(
     progress: Progress,
     device: str = "cpu",
 ) -> Embedded:
-    """Train ``small`` on a data set and embed the training records, or open what was done already.
+    """Train ``small`` on a data set, and embed the training records with it.
 
-    Pictures are described and texts tokenised once; training runs on those numbers, and so does the
-    embedding of the training records afterwards.
+    If the folder holds a finished encoder or features, they are opened. Pictures are turned into
+    descriptors and texts into tokens once; training and the final embedding of the records run on
+    those numbers.
 
     Parameters
     ----------
     folder
-        folder of the model; receives ``encoder/`` and ``features/``, and meanwhile ``prepared/``.
+        folder of the model; receives ``encoder/`` and ``features/``, and until training ends
+        ``prepared/`` with descriptors and tokens.
     """
     home, features, prepared_folder = (
         folder / name for name in ("encoder", "features", "prepared")
@@ -119,21 +123,21 @@ def train_encoder(
 def encoder_stage(
     records: TrainingRecords, home: Path, config: EncoderConfig | AdapterConfig, **inputs: str
 ) -> Stage:
-    """Return the stage of an encoder that is trained on these records."""
+    """Return the stage of training an encoder on the records, with further ``inputs``."""
     pool = fingerprint_of_files(records.data.training_pools())
     inputs |= {"queries": records.fingerprint, "pool": pool}
     return Stage(home, kind=ENCODER_KIND, config=to_json(config), inputs=inputs)
 
 
 def embed_prepared(
-    encoder: Encoder, prepared: Embedded, folder: Path, make: Callable[[Shard], Shard]
+    encoder: Encoder, prepared: Embedded, folder: Path, embed: Callable[[Shard], Shard]
 ) -> Embedded:
-    """Write the features that an encoder makes of prepared ones, shard by shard."""
+    """Encode prepared features shard by shard, and write the encoder's features to a folder."""
     queries, candidates = (
         write_features(
             folder / source.manifest.folder.name,
             read_shards(source.manifest.folder),
-            make,
+            embed,
             encoder,
             inputs={"records": source.manifest.inputs["records"]},
         )
@@ -143,7 +147,10 @@ def embed_prepared(
 
 
 class EncoderStep:
-    """One step of stage 0: pairs and, with ``word_weight``, short queries of the batch's words."""
+    """A step of stage 0: pairs and, with ``word_weight``, short queries of the batch's words.
+
+    The loss is L_cl + word_weight · (L_words + 0.5 L_phrases + 0.2 L_texts) (deviation 31).
+    """
 
     def __init__(
         self, encoder: SmallEncoder, pairs: Pairs, config: EncoderConfig, instructions: Instructions
@@ -152,84 +159,110 @@ class EncoderStep:
         self.pairs = pairs
         self.config = config
         pictures = (Modality.IMAGE, Modality.IMAGE_TEXT)
-        self.picture_queries = WordQueries(encoder, instructions, wanted=pictures)
-        self.text_queries = WordQueries(encoder, instructions, wanted=(Modality.TEXT,))
+        self.picture_queries = WordQueries(encoder, instructions, targets=pictures)
+        self.text_queries = WordQueries(encoder, instructions, targets=(Modality.TEXT,))
 
     def __call__(self, step: Step) -> StepResult:
         """Return the loss of a batch."""
-        config, network = self.config, self.network
+        config = self.config
         batch = self.pairs.draw(step.number, config.training.batch_size, seed=config.training.seed)
         queries = self.pairs.queries.gather(batch.query_rows)
         candidates = self.pairs.candidates.gather(batch.candidate_rows)
-        pictures, views = [], []
-        for items in (queries, candidates):
-            image, text = network.towers(FeatureBatch(*map(parallel.rows_of_rank, items)))
-            pictures.append(
-                parallel.gather(image)[torch.from_numpy(items.has_image).to(network.device)]
-            )
-            views.append(parallel.gather(F.normalize(image + text, dim=-1)))
+        query_images, query_vectors = self._embed_items(queries)
+        candidate_images, candidate_vectors = self._embed_items(candidates)
         contrastive = contrastive_loss(
-            views[0],
-            views[1],
-            torch.from_numpy(batch.false_negatives).to(network.device),
+            query_vectors,
+            candidate_vectors,
+            torch.from_numpy(batch.false_negatives).to(self.network.device),
             temperature=config.temperature,
             direction="both",
         )
         if not config.word_weight:
             return StepResult(contrastive, {})
-        words, present = words_of_images(queries, candidates)
-        described = present.any(dim=1)
-        images = F.normalize(torch.cat(pictures)[described.to(network.device)], dim=-1)
-        present = present[described]
-        phrases, shown = draw_phrases(present, step.generator)
-        is_text = torch.from_numpy(candidates.has_text & ~candidates.has_image)
-        texts = views[1][is_text.to(network.device)]
-        text_words, in_texts = number_words(torch.from_numpy(candidates.text).long()[is_text])
-        text_phrases, told = draw_phrases(in_texts, step.generator)
-        of_words, of_phrases, of_texts = self._embed(
-            self.picture_queries.write(words[:, None], step.generator),
-            self.picture_queries.write(tokens_of(phrases, words), step.generator),
-            self.text_queries.write(tokens_of(text_phrases, text_words), step.generator),
+        images = torch.cat([query_images, candidate_images])
+        losses = self._word_losses(queries, candidates, images, candidate_vectors, step.generator)
+        word_losses = (
+            losses["words"] + PHRASE_SHARE * losses["phrases"] + TEXT_SHARE * losses["texts"]
         )
-        present, shown, told = (part.to(network.device) for part in (present, shown, told))
-        losses = {
-            "contrastive": contrastive,
-            "words": word_loss(images, of_words, present, temperature=WORD_TEMPERATURE),
-            "phrases": phrase_loss(of_phrases, images, shown, temperature=WORD_TEMPERATURE),
-            "texts": phrase_loss(of_texts, texts, told, temperature=WORD_TEMPERATURE),
-        }
-        of_all = losses["words"] + PHRASE_SHARE * losses["phrases"] + TEXT_SHARE * losses["texts"]
-        loss = contrastive + config.word_weight * of_all
+        loss = contrastive + config.word_weight * word_losses
+        losses = {"contrastive": contrastive, **losses}
         return StepResult(loss, {name: value.detach() for name, value in losses.items()})
 
-    def _embed(self, *queries: Int64[Tensor, "_ _"]) -> tuple[Float[Tensor, "_ dim"], ...]:
-        """Return unit vectors of queries; one pass for all, since each costs whole word tables."""
+    def _embed_items(
+        self, items: FeatureBatch
+    ) -> tuple[Float[Tensor, "images dim"], Float[Tensor, "items dim"]]:
+        """Return the vectors of the images of items, and the unit vectors of all items."""
+        image, text = self.network.towers(FeatureBatch(*map(parallel.rows_of_rank, items)))
+        has_image = torch.from_numpy(items.has_image).to(self.network.device)
+        images = parallel.gather(image)[has_image]
+        return images, parallel.gather(F.normalize(image + text, dim=-1))
+
+    def _word_losses(
+        self,
+        queries: FeatureBatch,
+        candidates: FeatureBatch,
+        images: Float[Tensor, "images dim"],
+        candidate_vectors: Float[Tensor, "candidates dim"],
+        random: torch.Generator,
+    ) -> dict[str, Float[Tensor, ""]]:
+        """Return the losses of words and phrases of images, and of phrases of texts."""
+        device = self.network.device
+        words, in_images = words_of_images(queries, candidates)
+        has_words = in_images.any(dim=1)
+        images = F.normalize(images[has_words.to(device)], dim=-1)
+        in_images = in_images[has_words]
+        image_phrases, fits_image = draw_phrases(in_images, random)
+        is_text = torch.from_numpy(candidates.has_text & ~candidates.has_image)
+        texts = candidate_vectors[is_text.to(device)]
+        text_words, in_texts = number_words(torch.from_numpy(candidates.text).long()[is_text])
+        text_phrases, fits_text = draw_phrases(in_texts, random)
+        word_vectors, image_phrase_vectors, text_phrase_vectors = self._embed_queries(
+            self.picture_queries.write(words[:, None], random),
+            self.picture_queries.write(tokens_of(image_phrases, words), random),
+            self.text_queries.write(tokens_of(text_phrases, text_words), random),
+        )
+        return {
+            "words": word_loss(
+                images, word_vectors, in_images.to(device), temperature=WORD_TEMPERATURE
+            ),
+            "phrases": phrase_loss(
+                image_phrase_vectors, images, fits_image.to(device), temperature=WORD_TEMPERATURE
+            ),
+            "texts": phrase_loss(
+                text_phrase_vectors, texts, fits_text.to(device), temperature=WORD_TEMPERATURE
+            ),
+        }
+
+    def _embed_queries(self, *queries: Int64[Tensor, "_ _"]) -> tuple[Float[Tensor, "_ dim"], ...]:
+        """Return unit vectors of queries, which are embedded together.
+
+        A pass costs the gradients of whole word tables, so one pass is cheaper than several.
+        """
         width = max(rows.shape[1] for rows in queries)
-        together = torch.cat([F.pad(rows, (0, width - rows.shape[1])) for rows in queries])
-        vectors = F.normalize(self.network.text(together), dim=-1)
+        joined = torch.cat([F.pad(rows, (0, width - rows.shape[1])) for rows in queries])
+        vectors = F.normalize(self.network.text(joined), dim=-1)
         parts: tuple[Tensor, ...] = vectors.split([len(rows) for rows in queries])
         return parts
 
 
 def tokens_of(
-    phrases: Int64[Tensor, "phrases most"], words: Int64[Tensor, " words"]
-) -> Int64[Tensor, "phrases most"]:
-    """Return the tokens of phrases, whose columns number the words; -1 becomes padding."""
+    phrases: Int64[Tensor, "phrases length"], words: Int64[Tensor, " words"]
+) -> Int64[Tensor, "phrases length"]:
+    """Return the tokens of phrases, which hold numbers of words; −1 becomes padding."""
+    # Index −1 selects the last element, which is the appended padding.
     return F.pad(words, (0, 1), value=PADDING)[phrases]
 
 
 class WordQueries:
-    """Queries of words, each after an instruction for the wanted modalities or none, as tokens."""
+    """Writes words as the tokens of queries, after an instruction for target modalities or none."""
 
     def __init__(
-        self, encoder: SmallEncoder, instructions: Instructions, *, wanted: Collection[Modality]
+        self, encoder: SmallEncoder, instructions: Instructions, *, targets: Collection[Modality]
     ) -> None:
-        texts = [
-            format_text(text)
-            for key, row in instructions.rows.items()
-            if key.query is Modality.TEXT and key.candidate in wanted
-            for text in row
-        ]
+        texts: list[str] = []
+        for key, row in instructions.rows.items():
+            if key.query is Modality.TEXT and key.candidate in targets:
+                texts.extend(format_text(text) for text in row)
         *rows, stop = encoder.prepare_texts(["", *texts, "."]).long()
         self._instructions = torch.stack(rows)
         self._stop = int(stop[0])  # every query ends with a full stop
@@ -237,69 +270,80 @@ class WordQueries:
     def write(
         self, words: Int64[Tensor, "queries words"], generator: torch.Generator
     ) -> Int64[Tensor, "queries tokens"]:
-        """Return queries of these words, of which there may be fewer, with instructions drawn at random."""
+        """Return queries: an instruction drawn at random, the words, and a full stop.
+
+        Rows with fewer words end with padding.
+        """
         chosen = torch.randint(len(self._instructions), words.shape[:1], generator=generator)
         rows = F.pad(self._instructions[chosen], (0, words.shape[1] + 1))
         ends = (rows != PADDING).sum(dim=1, keepdim=True)
         rows.scatter_(1, ends + torch.arange(words.shape[1]), words)
+        # Padding among the words moves the end forward.
         ends = (rows != PADDING).sum(dim=1, keepdim=True)
         return rows.scatter_(1, ends, self._stop)
 
 
 def draw_phrases(
     present: Bool[Tensor, "items words"], generator: torch.Generator
-) -> tuple[Int64[Tensor, "phrases most"], Bool[Tensor, "phrases items"]]:
-    """Draw up to ``NUM_PHRASES`` items and 1 to ``MAX_PHRASE_WORDS`` words of each, in any order.
+) -> tuple[Int64[Tensor, "phrases length"], Bool[Tensor, "phrases items"]]:
+    """Draw up to ``MAX_PHRASES`` items and 1 to ``MAX_PHRASE_WORDS`` words of each, in any order.
 
-    A word is drawn in proportion to one over the square root of the number of its items.
+    A word that n items have is drawn with a weight of 1 / √n.
 
     Returns
     -------
     tuple
-        columns of the batch's words, -1 after the last; and the items that have all words of each
-        phrase.
+        the numbers of each phrase's words (columns of ``present``), −1 after the last word; and the
+        items that have all words of each phrase.
     """
     with_words = present.any(dim=1).nonzero().squeeze(1)
-    drawn = with_words[torch.randperm(len(with_words), generator=generator)[:NUM_PHRASES]]
-    own = present[drawn]
-    # Weighted sampling without replacement (Efraimidis and Spirakis, 2006), in logarithms.
-    keys = torch.rand(own.shape, generator=generator).log() * present.sum(dim=0).sqrt()
-    most = min(MAX_PHRASE_WORDS, own.shape[1])
-    words = keys.masked_fill(~own, float("-inf")).topk(most, dim=1).indices
+    drawn = with_words[torch.randperm(len(with_words), generator=generator)[:MAX_PHRASES]]
+    has_word = present[drawn]
+    # Weighted sampling without replacement (Efraimidis and Spirakis, 2006): the words with the
+    # largest u^(1/weight), with u uniform in 0 to 1. In logarithms, log(u) · √n.
+    keys = torch.rand(has_word.shape, generator=generator).log() * present.sum(dim=0).sqrt()
+    length = min(MAX_PHRASE_WORDS, has_word.shape[1])
+    words = keys.masked_fill(~has_word, float("-inf")).topk(length, dim=1).indices
     sizes = torch.randint(1, MAX_PHRASE_WORDS + 1, (len(drawn), 1), generator=generator)
-    unused = torch.arange(most) >= sizes.minimum(own.sum(dim=1, keepdim=True))
-    # An item has all words of a phrase if it has as many of them as the phrase has.
-    used = torch.zeros(len(drawn), present.shape[1]).scatter_(1, words, (~unused).float())
-    relevant = used @ present.T.float() == used.sum(dim=1, keepdim=True)
-    return words.masked_fill(unused, -1), relevant
+    is_unused = torch.arange(length) >= sizes.minimum(has_word.sum(dim=1, keepdim=True))
+    # An item has all words of a phrase if the number of common words equals the phrase's length.
+    in_phrase = torch.zeros(len(drawn), present.shape[1]).scatter_(1, words, (~is_unused).float())
+    relevant = in_phrase @ present.T.float() == in_phrase.sum(dim=1, keepdim=True)
+    return words.masked_fill(is_unused, -1), relevant
 
 
 def words_of_images(
     queries: FeatureBatch, candidates: FeatureBatch
 ) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "images words"]]:
-    """Return the words that go with some image of a batch of pairs, and which go with each image.
+    """Return the words that go with the images of a batch of pairs, and which go with each image.
 
-    With a query's image go the words of the candidate's text, but not its own, which may ask for a
-    change. With a candidate's image go its own words and those of a query that is text alone. An
-    image without words may show anything.
+    ====================  =========================================================
+    image of              words
+    ====================  =========================================================
+    a query               the candidate's text, but not the query's, which may ask
+                          for a change of the image
+    a candidate           the candidate's text, and the query's if it has no image
+    ====================  =========================================================
 
     Returns
     -------
     tuple
-        the tokens, ascending; and a row for each query with an image, then for each candidate
-        with one.
+        the tokens of the words, ascending; and a row for each query with an image, then for each
+        candidate with an image, true for its words.
     """
-    asked, shown = (torch.from_numpy(items.text).long() for items in (queries, candidates))
-    asks_by_image, has_image = map(torch.from_numpy, (queries.has_image, candidates.has_image))
-    asked = asked.masked_fill(asks_by_image[:, None], PADDING)
-    described = torch.cat([shown, asked], dim=1)
-    return number_words(torch.cat([described[asks_by_image], described[has_image]]))
+    query_words = torch.from_numpy(queries.text).long()
+    candidate_words = torch.from_numpy(candidates.text).long()
+    query_has_image = torch.from_numpy(queries.has_image)
+    candidate_has_image = torch.from_numpy(candidates.has_image)
+    query_words = query_words.masked_fill(query_has_image[:, None], PADDING)
+    pair_words = torch.cat([candidate_words, query_words], dim=1)
+    return number_words(torch.cat([pair_words[query_has_image], pair_words[candidate_has_image]]))
 
 
 def number_words(
     rows: Int64[Tensor, "items tokens"],
 ) -> tuple[Int64[Tensor, " words"], Bool[Tensor, "items words"]]:
-    """Return the distinct tokens of some texts, ascending, and which of them each text has."""
+    """Return the distinct tokens of texts, ascending, and which tokens each text has."""
     words, columns = rows.unique(return_inverse=True)
     present = torch.zeros(len(rows), len(words), dtype=torch.bool).scatter_(1, columns, value=True)
     is_word = words != PADDING
@@ -307,7 +351,7 @@ def number_words(
 
 
 class _Preparation:
-    """The frozen first half of ``small`` as an encoder of its own: descriptors and token numbers."""
+    """The untrained first half of ``small`` as an encoder: image descriptors and token numbers."""
 
     needs_pixels = True
     spec = "small, not yet trained"
@@ -327,7 +371,7 @@ class _Preparation:
 
 
 def embed_shard(encoder: SmallEncoder, shard: Shard) -> Shard:
-    """Replace a shard's prepared pictures and texts by their features."""
+    """Replace a shard's descriptors and tokens by features."""
     network: SmallNetwork = encoder.network
 
     def apply(forward: Callable[[Tensor], Tensor], prepared: np.ndarray) -> np.ndarray:

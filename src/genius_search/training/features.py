@@ -1,7 +1,8 @@
-"""Queries and candidates become features on disk, in chunks; and the training records of a data set.
+"""Encoding queries and candidates into features on disk, and the training records of a data set.
 
-:func:`embed` is the one way: an interrupted run goes on after its last finished chunk. Below it are the
-records of a data set in M-BEIR's layout: pools, queries of an evaluation row, and all that training reads.
+:func:`embed` encodes rows in chunks; an interrupted run resumes after its last finished chunk. The
+second half of the file holds the records of a data set in M-BEIR's layout: pools, queries of an
+evaluation row, and the records that training reads.
 """
 
 from __future__ import annotations
@@ -56,25 +57,30 @@ Item = TypeVar("Item")
 InstructionChoice = Literal["hashed", "first", "none"]
 
 SHARD_ROWS: Final = 8192
+"""Number of rows that are finished together; an interrupted run loses at most this many."""
 ENCODE_BATCH: Final = 256
+"""Batch size of encoders that run a network."""
 LOOK_UP_BATCH: Final = 2048
-"""Batch size of encoders that look features up; without a forward pass it only takes memory."""
+"""Batch size of encoders that look features up; without a forward pass, it only costs memory."""
 
 
 class FeatureRow(NamedTuple):
     """A query or candidate to embed."""
 
     id: int
+    """Number of the query or candidate."""
     key: ItemKey
+    """Role and id, with which some encoders look features up."""
     modality: Modality
     image: Path | None = None
     text: str | None = None
     """Text for the encoder, including the instruction."""
     wanted: Modality | None = None
+    """Modality that a query asks for; None for candidates."""
 
 
 _Encode: TypeAlias = Callable[[list[Any], list[str], list[ItemKey]], AnyArray]
-"""Makes features of pictures, texts and keys; pictures are None if they are not decoded."""
+"""Encodes pictures, texts and keys; pictures are None if they are not decoded."""
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -85,9 +91,10 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> Shard:
-    """Encode rows into a shard, leaving out those with unreadable images.
+    """Encode rows into a shard.
 
-    With ``skip_bad_images``, an encoder of texts reads the texts of images, and those without are left out.
+    With ``skip_bad_images``, rows with unreadable images are left out. An encoder of texts then
+    reads the texts of images, and images without a text are left out.
 
     Raises
     ------
@@ -96,96 +103,152 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
     BadData
         Features are not finite.
     """
-    has_pixels = encoder.needs_pixels
-    bad: dict[Path | None, BadImage] = {}
-    if skip_bad_images and not reads_images(encoder):
-        reason = f"has no caption, and {encoder.spec} reads texts only; clip:NAME or onnx:NAME read pictures"
-        bad = {row.image: BadImage(row.image, reason) for row in rows if row.image and not row.text}
-        rows = [
-            row._replace(image=None, modality=Modality.TEXT) if row.text else row for row in rows
+    return _ShardEncoder(rows, encoder, skip_bad_images=skip_bad_images).encode()
+
+
+class _ShardEncoder:
+    """Encodes rows into a shard, each distinct input once, and collects unreadable images.
+
+    A row of the shard refers to the rows of its features, by number:
+
+        input rows              encoded features                rows of the shard (ABSENT is −1)
+        a.jpg, "a dog"          image 0: a.jpg                  image 0, text 0
+        b.jpg                   image 1: b.jpg                  image 1, text ABSENT
+        a.jpg, "a cat"          text 0: "a dog", 1: "a cat"     image 0, text 1
+    """
+
+    def __init__(
+        self, rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool
+    ) -> None:
+        self._rows = rows
+        self._encoder = encoder
+        self._skip_bad_images = skip_bad_images
+        self._bad_images: dict[Path | None, BadImage] = {}
+        if skip_bad_images and not reads_images(encoder):
+            self._replace_images_by_texts()
+
+    def encode(self) -> Shard:
+        """Encode all rows."""
+        encode_jointly = getattr(self._encoder, "joint_features", None)
+        if encode_jointly is not None:
+            image, image_rows = self._without_images()
+            text, text_rows = self._encode_pairs(encode_jointly)
+        else:
+            image, image_rows = self._encode_images()
+            text, text_rows = self._encode_texts()
+        rows: list[tuple[int, int, int, int, int]] = []
+        left_out: list[LeftOut] = []
+        for row, image_row, text_row in zip(self._rows, image_rows, text_rows, strict=True):
+            error = self._bad_images.get(row.image)
+            if error is not None:
+                left_out.append(LeftOut(row.id, str(error.file), error.reason))
+                continue
+            target = ABSENT if row.wanted is None else row.wanted.code
+            rows.append((row.id, image_row, text_row, row.modality.code, target))
+        return Shard(np.array(rows, ROW), image, text, left_out)
+
+    def _replace_images_by_texts(self) -> None:
+        """Replace images that have a text by that text alone; the others count as unreadable."""
+        reason = (
+            f"has no caption, and {self._encoder.spec} reads texts only; clip:NAME or onnx:NAME "
+            "read pictures"
+        )
+        for row in self._rows:
+            if row.image and not row.text:
+                self._bad_images[row.image] = BadImage(row.image, reason)
+        self._rows = [
+            row._replace(image=None, modality=Modality.TEXT) if row.text else row
+            for row in self._rows
         ]
 
-    def encode(
-        keys: Sequence[Hashable], run: _Encode, *, decode: bool
-    ) -> tuple[np.ndarray, list[int]]:
-        """Encode a row of each key but None; return the features and the place of each row's."""
-        distinct = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
-        parts = [np.zeros((0, encoder.dim), dtype=np.float16)]
-        places: dict[Hashable, int] = {}
-        for batch in chunks(distinct.items(), ENCODE_BATCH if has_pixels else LOOK_UP_BATCH):
-            own = [row for _, row in batch]
-            pictures = (
-                _open_images(own, bad if skip_bad_images else None) if decode else [None] * len(own)
-            )
-            good = [place for place, row in enumerate(own) if not (decode and row.image in bad)]
-            places.update(
-                (batch[place][0], number) for number, place in enumerate(good, len(places))
-            )
-            if good:
-                inputs = [
-                    (pictures[place], own[place].text or "", own[place].key) for place in good
-                ]
-                features = run(*map(list, zip(*inputs, strict=True)))
-                parts.append(as_numbers(features, f"the features of {encoder.spec}"))
-        return to_float16(np.concatenate(parts[1:] or parts)), [
-            places.get(key, ABSENT) for key in keys
-        ]
+    # The keys of the next methods say which rows have the same input: by the item if features are
+    # looked up, by the contents otherwise. A row without this input has the key None.
 
-    # Encode each distinct input once: keyed by item if features are looked up, by content otherwise.
-    if hasattr(encoder, "joint_features"):
-        image, image_places = np.zeros((0, encoder.dim), np.float16), [ABSENT] * len(rows)
-        text, text_places = encode(
-            [(row.image, row.text or "") for row in rows], encoder.joint_features, decode=True
+    def _without_images(self) -> tuple[np.ndarray, list[int]]:
+        return np.zeros((0, self._encoder.dim), np.float16), [ABSENT] * len(self._rows)
+
+    def _encode_pairs(self, encode: _Encode) -> tuple[np.ndarray, list[int]]:
+        """Encode image and text of each row together; the vector is stored as a text's feature."""
+        keys = [(row.image, row.text or "") for row in self._rows]
+        return self._encode_distinct(keys, encode, decode=True)
+
+    def _encode_images(self) -> tuple[np.ndarray, list[int]]:
+        keys: list[Hashable] = []
+        for row in self._rows:
+            is_readable = row.image and row.image not in self._bad_images
+            key = row.image if self._encoder.needs_pixels else row.key
+            keys.append(key if is_readable else None)
+        return self._encode_distinct(
+            keys,
+            lambda pictures, _, item_keys: self._encoder.image_features(pictures, item_keys),
+            decode=self._encoder.needs_pixels,
         )
-    else:
-        image, image_places = encode(
-            [
-                (row.image if has_pixels else row.key)
-                if row.image and row.image not in bad
-                else None
-                for row in rows
-            ],
-            lambda pictures, _, keys: encoder.image_features(pictures, keys),
-            decode=has_pixels,
-        )
-        text, text_places = encode(
-            [(row.text if has_pixels else row.key) if row.text else None for row in rows],
-            lambda _, texts, keys: encoder.text_features(texts, keys),
+
+    def _encode_texts(self) -> tuple[np.ndarray, list[int]]:
+        keys: list[Hashable] = []
+        for row in self._rows:
+            key = row.text if self._encoder.needs_pixels else row.key
+            keys.append(key if row.text else None)
+        return self._encode_distinct(
+            keys,
+            lambda _, texts, item_keys: self._encoder.text_features(texts, item_keys),
             decode=False,
         )
-    kept = [
-        (row.id, *places, row.modality.code, ABSENT if row.wanted is None else row.wanted.code)
-        for row, *places in zip(rows, image_places, text_places, strict=True)
-        if row.image not in bad
-    ]
-    left_out = [
-        LeftOut(row.id, str(error.file), error.reason)
-        for row in rows
-        if (error := bad.get(row.image))
-    ]
-    return Shard(np.array(kept, ROW), image, text, left_out)
 
+    def _encode_distinct(
+        self, keys: Sequence[Hashable], encode: _Encode, *, decode: bool
+    ) -> tuple[np.ndarray, list[int]]:
+        """Encode a row of each distinct key; return the features, and the feature row of each key.
 
-def _open_images(
-    rows: Sequence[FeatureRow], bad: dict[Path | None, BadImage] | None
-) -> list[Image.Image | None]:
-    """Decode the images of rows in two threads; unreadable ones go into ``bad``, without it they raise."""
+        Parameters
+        ----------
+        keys
+            of all rows; rows with the same key have the same input, and None has no input.
+        decode
+            whether images are decoded. Unreadable ones have no feature.
+        """
+        rows_by_key = {
+            key: row for key, row in zip(keys, self._rows, strict=True) if key is not None
+        }
+        parts = [np.zeros((0, self._encoder.dim), dtype=np.float16)]
+        feature_rows: dict[Hashable, int] = {}
+        batch_size = ENCODE_BATCH if self._encoder.needs_pixels else LOOK_UP_BATCH
+        for batch in chunks(rows_by_key.items(), batch_size):
+            pictures: list[Image.Image | None] = [None] * len(batch)
+            if decode:
+                pictures = self._open_images([row for _, row in batch])
+            inputs: list[tuple[Image.Image | None, str, ItemKey]] = []
+            for (key, row), picture in zip(batch, pictures, strict=True):
+                if decode and row.image in self._bad_images:
+                    continue
+                feature_rows[key] = len(feature_rows)
+                inputs.append((picture, row.text or "", row.key))
+            if inputs:
+                features = encode(*map(list, zip(*inputs, strict=True)))
+                parts.append(as_numbers(features, f"the features of {self._encoder.spec}"))
+        features = to_float16(np.concatenate(parts[1:] or parts))
+        return features, [feature_rows.get(key, ABSENT) for key in keys]
 
-    def decode(row: FeatureRow) -> Image.Image | None:
-        try:
-            return None if row.image is None else open_image(row.image, shortest_side=SHORTEST_SIDE)
-        except BadImage as error:
-            if bad is None:
-                raise BadImage(
-                    error.file,
-                    f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or find all "
-                    "such images with `genius data check`",
-                ) from None
-            bad[row.image] = error
-            return None
+    def _open_images(self, rows: Sequence[FeatureRow]) -> list[Image.Image | None]:
+        """Decode the images of rows in two threads; record unreadable ones, or raise for them."""
 
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(decode, rows))
+        def decode(row: FeatureRow) -> Image.Image | None:
+            try:
+                if row.image is None:
+                    return None
+                return open_image(row.image, shortest_side=SHORTEST_SIDE)
+            except BadImage as error:
+                if not self._skip_bad_images:
+                    raise BadImage(
+                        error.file,
+                        f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or "
+                        "find all such images with `genius data check`",
+                    ) from None
+                self._bad_images[row.image] = error
+                return None
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(decode, rows))
 
 
 def embed(
@@ -199,23 +262,25 @@ def embed(
     skip_bad_images: bool = False,
     shard_rows: int = SHARD_ROWS,
 ) -> Features:
-    """Embed rows into ``folder``, or open it if it is already finished with the same inputs.
+    """Embed rows into ``folder``, or open it if it is finished with the same inputs.
 
     Parameters
     ----------
     rows
         read as a stream. The same ``inputs`` must always give the same rows in the same order.
+    inputs
+        fingerprints of the inputs of the rows.
     expected
         approximate number of rows, for the progress display.
     skip_bad_images
         leave out rows with unreadable images; otherwise such an image is an error.
     shard_rows
-        rows that are finished together; an interrupted run loses at most those.
+        number of rows that are finished together; an interrupted run loses at most this many.
 
     Raises
     ------
     BadData
-        There is nothing to embed, or features are not finite.
+        There are no rows, or features are not finite.
     BadImage
         An image cannot be read.
     """
@@ -242,14 +307,15 @@ def write_features(
     inputs: Mapping[str, str],
     shard_rows: int = SHARD_ROWS,
 ) -> Features:
-    """Make a shard of each part, or open the folder if it is finished; shards that are there stay."""
+    """Write a shard of each part, or open the folder if it is finished.
+
+    An interrupted run keeps its finished shards. Shards with other columns are written again, since
+    columns are part of the settings.
+    """
     writer = ArtifactWriter(
         folder,
         kind=KIND,
-        config={
-            "shard_rows": shard_rows,
-            "columns": ROW.names,
-        },  # those of other columns are made again
+        config={"shard_rows": shard_rows, "columns": ROW.names},
         inputs={**inputs, "encoder": encoder.fingerprint},
     )
     if writer.finished() is None:
@@ -257,7 +323,7 @@ def write_features(
             if not (writer.path / f"shard-{number:06d}").is_dir():
                 write_shard(writer.path, number, make(part))
         if not any(len(shard.rows) for shard in read_shards(writer.path)):
-            raise BadData(f"nothing to embed into {folder}: there is no record that can be read")
+            raise BadData(f"nothing to embed into {folder}: no record can be read")
         writer.finish()
     return Features.open(folder)
 
@@ -271,13 +337,13 @@ def embed_pool(
     only: Collection[str] | None = None,
     progress: Progress,
 ) -> Features:
-    """Embed the candidates of pool files, each once; or ``only`` those with these ids."""
+    """Embed the candidates of pool files, each once, or ``only`` the candidates with these ids."""
     choice = {} if only is None else {"only": fingerprint_of(sorted(only))}
     return embed(
         (
-            candidate_row(data, some)
-            for some in read_pool(pools)
-            if only is None or some.did in only
+            candidate_row(data, candidate)
+            for candidate in read_pool(pools)
+            if only is None or candidate.did in only
         ),
         encoder,
         folder,
@@ -288,7 +354,7 @@ def embed_pool(
 
 
 def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
-    """Return a candidate's row, without an instruction."""
+    """Return the row of a candidate; it has no instruction."""
     return FeatureRow(
         id=candidate_number(candidate.did),
         key=ItemKey("candidate", candidate.did),
@@ -298,41 +364,41 @@ def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
     )
 
 
-def query_row(data: MBeir, query: Query, wanted: Modality, instruction: str | None) -> FeatureRow:
-    """Return a query's row with one instruction."""
+def query_row(data: MBeir, query: Query, target: Modality, instruction: str | None) -> FeatureRow:
+    """Return the row of a query with an instruction for the wanted modality."""
     return FeatureRow(
         id=query_number(query.qid),
         key=ItemKey("query", query.qid),
         modality=query.modality,
         image=None if query.image is None else data.image_path(query.image),
         text=instructed(instruction, query.text),
-        wanted=wanted,
+        wanted=target,
     )
 
 
 def choose_instruction(
     instructions: Instructions,
     query: Query,
-    wanted: Modality,
+    target: Modality,
     choice: InstructionChoice,
     *,
     seed: int,
 ) -> str | None:
-    """Choose an instruction for a query, reproducibly.
+    """Choose an instruction for a query that asks for a modality, reproducibly.
 
-    Deviation 25: UniIR draws it at random.
+    Deviation 25: the choice is a hash of the seed and the query; UniIR draws it at random.
     """
-    offered = instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
-    if choice == "none" or not offered:
+    suitable = instructions.lookup(parse_id(query.qid)[0], query.modality, target)
+    if choice == "none" or not suitable:
         return None
     if choice == "first":
-        return offered[0]
+        return suitable[0]
     digest = hashlib.sha256(f"{seed} {query.qid}".encode()).digest()
-    return offered[int.from_bytes(digest[:8], "big") % len(offered)]
+    return suitable[int.from_bytes(digest[:8], "big") % len(suitable)]
 
 
 def count_lines(files: Sequence[Path]) -> int:
-    """Count the records in files: their lines without blank ones."""
+    """Count the records in files: the lines that are not blank."""
     total = 0
     for path in files:
         with path.open("rb") as file:
@@ -356,31 +422,35 @@ def embed_queries(
     seed: int = 0,
     progress: Progress,
 ) -> tuple[list[str], FeatureBatch]:
-    """Embed the queries of an evaluation row, each with one instruction; return their ids and features.
+    """Embed the queries of an evaluation row, each with an instruction; return ids and features.
 
-    Features are cached in ``folder``. ``max_queries`` limits the number of queries, which are evenly spaced.
+    Features are cached in ``folder``. With ``max_queries``, at most this many queries are used,
+    evenly spaced.
 
     Raises
     ------
     BadData
         A query occurs twice.
     """
-    wanted = TASKS[row.task_id][1]
+    target = TASKS[row.task_id][1]
     queries = list(read_queries(row.queries))
     if max_queries and max_queries < len(queries):
-        queries = [queries[int(place)] for place in np.linspace(0, len(queries) - 1, max_queries)]
-    repeated = [qid for qid, count in Counter(query.qid for query in queries).items() if count > 1]
+        positions = np.linspace(0, len(queries) - 1, max_queries)
+        queries = [queries[int(position)] for position in positions]
+    counts = Counter(query.qid for query in queries)
+    repeated = [qid for qid, count in counts.items() if count > 1]
     if repeated:
         raise BadData(
-            f"{row.queries}: query {repeated[0]} occurs twice ({len(repeated)} such); each may occur once"
+            f"{row.queries}: query {repeated[0]} occurs twice, like {len(repeated) - 1} more; each "
+            "query may occur once"
         )
     features = embed(
         (
             query_row(
                 data,
                 query,
-                wanted,
-                choose_instruction(data.instructions, query, wanted, instructions, seed=seed),
+                target,
+                choose_instruction(data.instructions, query, target, instructions, seed=seed),
             )
             for query in queries
         ),
@@ -396,7 +466,7 @@ def embed_queries(
 
 
 class Embedded(NamedTuple):
-    """The training queries and the training pool of a data set, and the encoder that embedded them."""
+    """Features of the training queries and the training pool of a data set, and their encoder."""
 
     encoder: Encoder
     queries: Features
@@ -404,19 +474,20 @@ class Embedded(NamedTuple):
 
 
 class TrainingRecords:
-    """Training queries of a data set; M-BEIR's 1.3 million lines take some 600 MB.
+    """Training queries of a data set, in memory; M-BEIR's 1.3 million lines take some 600 MB.
 
     Parameters
     ----------
     validation
-        instead, up to so many queries of the split ``val`` that have answers, evenly spaced, and those.
+        if not 0, read the split ``val`` instead: at most this many queries with answers, evenly
+        spaced, and their answers as candidates.
     """
 
     def __init__(self, data: MBeir, *, validation: int = 0) -> None:
         self.data = data
         files = list(data.query_files("val").values()) if validation else data.training_queries()
         self.lines: list[Query] = []
-        """The query of each line: a file may repeat one, so that it is drawn more often (M-BEIR's does)."""
+        """The query of each line. Repeated lines, as in M-BEIR, are drawn more often."""
         for path in files:
             for query in read_queries(path):
                 self.lines.append(
@@ -424,21 +495,21 @@ class TrainingRecords:
                 )
         self.pools = data.training_pools()
         self.only: frozenset[str] | None = None
-        """Ids of the candidates that count; None for all of the pools."""
+        """Ids of the candidates to embed; None for all candidates of the pools."""
         if validation:
             answered = [query for query in self.lines if query.positives]
             self.lines = answered[:: max(1, -(-len(answered) // validation))]
             self.pools = data.global_pool("val") if files else []
             self.only = frozenset(did for query in self.lines for did in query.positives)
         self.queries: dict[str, Query] = {}
-        """Each query once, by its id."""
+        """The first line of each query, by its id."""
         for query in self.lines:
             self.queries.setdefault(query.qid, query)
         self.fingerprint = fingerprint_of_files(filter(None, [*files, data.instructions.file]))
-        """Of the queries and the instructions."""
+        """Fingerprint of the files of queries and instructions."""
 
     def all_texts(self) -> Iterator[str]:
-        """Yield all texts that an encoder reads in training; instructions once, not with every query."""
+        """Yield all texts that an encoder reads in training, instructions apart."""
         for candidate in read_pool(self.data.training_pools()):
             if candidate.text:
                 yield format_text(candidate.text)
@@ -446,7 +517,8 @@ class TrainingRecords:
             if query.text:
                 yield format_text(query.text)
         for row in self.data.instructions.rows.values():
-            # Twice, since a word seen once is spelled in pieces, and instructions go with every query.
+            # Twice, since the tokenizer splits a word that occurs once into pieces, and the words
+            # of instructions occur in every query.
             yield from (format_text(text) for text in (*row, *row))
 
     def rows(self, candidates: Features) -> Iterator[FeatureRow]:
@@ -455,23 +527,25 @@ class TrainingRecords:
         Raises
         ------
         BadData
-            a query has no positive, or one that is not among the candidates.
+            A query has no positive, or a positive that is not among the candidates.
         """
         queries = list(self.queries.values())
         positives, counts = find_positives(queries, candidates)
         modalities = list(Modality)
+        # The positives of all queries follow one another; those of a query end at the cumulated
+        # count.
         for query, end, count in zip(queries, np.cumsum(counts), counts, strict=True):
             rows = positives[end - count : end]
             for code in np.unique(candidates.modality[rows]).tolist():
-                wanted = modalities[code]
-                offered = self.data.instructions.lookup(
-                    parse_id(query.qid)[0], query.modality, wanted
+                target = modalities[code]
+                suitable = self.data.instructions.lookup(
+                    parse_id(query.qid)[0], query.modality, target
                 )
-                for instruction in offered or (None,):
-                    yield query_row(self.data, query, wanted, instruction)
+                for instruction in suitable or (None,):
+                    yield query_row(self.data, query, target, instruction)
 
     def num_rows(self) -> int:
-        """Return about how many rows :meth:`rows` yields."""
+        """Return the approximate number of rows that :meth:`rows` yields."""
         counts = [len(texts) for texts in self.data.instructions.rows.values()]
         return len(self.queries) * max(1, round(sum(counts) / max(1, len(counts))))
 

@@ -139,8 +139,8 @@ def measure_health(
         purity = float((majority[codes[:, 0]] == modalities).mean())
         if purity < LOW_PURITY:
             problems.append(
-                f"level 0 matches the modality of only {purity:.1%} of the candidates: train longer, "
-                'or set quantizer.level0 to "assigned"'
+                f"level 0 matches the modality of only {purity:.1%} of the candidates: train "
+                'longer, or set quantizer.level0 to "assigned"'
             )
     counts = np.unique(codes, axis=0, return_counts=True)[1]
     collision_rate = float(counts[counts > 1].sum() / len(codes))
@@ -159,8 +159,8 @@ def measure_health(
         is_semantic = level >= codebooks.has_modality_level
         if is_semantic and num_used < LOW_USE * min(size, len(codes)):
             problems.append(
-                f"level {level} uses {num_used} of {size} codes: smaller codebooks suffice, or they "
-                "collapsed"
+                f"level {level} uses {num_used} of {size} codes: smaller codebooks suffice, or "
+                "they collapsed"
             )
     return Health(collision_rate, purity, cosine, used, tuple(problems))
 

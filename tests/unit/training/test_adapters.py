@@ -124,7 +124,7 @@ def test_the_encoder_gives_what_was_trained_and_what_was_written(photos, tmp_pat
 def test_a_training_that_finds_nothing_more_stops_with_the_best_weights(
     photos, tmp_path, read_losses, monkeypatch
 ):
-    monkeypatch.setattr("genius_search.training.adapters.CHECKS_WITHOUT_GAIN", 2)
+    monkeypatch.setattr("genius_search.training.adapters.MAX_CHECKS_WITHOUT_GAIN", 2)
     training = replace(ADAPTERS.training, learning_rate=1.0, epochs=40.0)
     worse = train(photos, tmp_path, training=training).encoder
     scores = read_losses(tmp_path / "encoder", "validation")
