@@ -398,7 +398,7 @@ class Genius:
         Raises
         ------
         UsageError
-            An input is none of these.
+            An input is of another type.
         BadImage
             A picture cannot be read.
         """
@@ -407,8 +407,8 @@ class Genius:
     def ids(self, inputs: Sequence[ModelInput]) -> Integer[np.ndarray, "inputs levels"]:
         """Return the IDs of texts, pictures, and pairs of both: a row of codes for each.
 
-        These are the IDs that the inputs would get as items of an index of this model. The first code
-        is the modality. Parameters and errors are those of :meth:`embed`.
+        These are the IDs that the inputs would get as items of an index of this model. The first
+        code is the modality. Parameters and errors are those of :meth:`embed`.
 
         >>> model.ids(["a dog"]).shape  # doctest: +SKIP
         (1, 13)
@@ -466,8 +466,8 @@ class Genius:
         codes = frozenset(code for code, number in enumerate(modalities) if number == modality.code)
         if not codes:
             raise UsageError(
-                f"no level-0 code of this model is known to stand for {modality.value}; describe it "
-                "in the instruction instead. For an imported model, import it again with --data"
+                f"no level-0 code of this model is known to stand for {modality.value}; describe "
+                "it in the instruction instead. For an imported model, import it again with --data"
             )
         return codes
 

@@ -71,14 +71,14 @@ NUM_SWEEPS: Final = 2
 """How often the code vectors of every level are moved to fit the items' codes."""
 NORM_WEIGHT: Final = 0.5
 """Weight of half norms for embeddings without training, chosen on Flickr8k's validation queries."""
-MIN_SAMPLED_IDS: Final = 2048
+MIN_DENSITY_SAMPLE: Final = 2048
 """Items of a modality whose IDs are sampled for densities, if there are enough items. A larger
 sample finds no more in pools of 100,000 items, and costs time with every added item."""
 ITEMS_PER_SAMPLED_ID: Final = 128
 """In large pools, one item in this many is sampled. In a million texts, the right answer is among
 the first five for .539 of the captions with a sample of 8,192, and for .528 with 2,048 (exact
 search: .523)."""
-MAX_SAMPLED_IDS: Final = 8192
+MAX_DENSITY_SAMPLE: Final = 8192
 """Maximum size of a modality's sample."""
 MAX_MEASURED_ITEMS: Final = 8192
 """Maximum number of items whose spread is measured."""
@@ -214,7 +214,7 @@ def _add_statistics(
     """Add to a quantizer's weights a sample of the pool's IDs and the statistics of its items."""
     dim = embeddings.shape[1]
     permuted = np.random.default_rng(0).permutation(len(embeddings))
-    sample_size = min(max(MIN_SAMPLED_IDS, items // ITEMS_PER_SAMPLED_ID), MAX_SAMPLED_IDS)
+    sample_size = min(max(MIN_DENSITY_SAMPLE, items // ITEMS_PER_SAMPLED_ID), MAX_DENSITY_SAMPLE)
     sampled = np.concatenate(
         [
             permuted[modalities[permuted] == modality][:sample_size]
