@@ -166,12 +166,14 @@ class NormAndDensity:
             sample = self._sample
             if self._has_modality_level:
                 sample = sample[sample[:, 0] == code]
+            hashes = None
             if len(sample) > DENSITY_NEIGHBOURS:
-                vectors, hashes = sum_codes(self._tables, sample), _hashes(sample)
+                vectors = sum_codes(self._tables, sample)
+                hashes = _hashes(sample)
             elif self._has_modality_level:
-                vectors, hashes = self._tables[0][code] + self._tables[1], None
+                vectors = self._tables[0][code] + self._tables[1]
             else:
-                vectors, hashes = self._tables[0], None
+                vectors = self._tables[0]
             self._references[code] = normalize(vectors), hashes
         return self._references[code]
 
@@ -188,17 +190,17 @@ def _density(
     directions; their cosines are computed one by one, and do not depend on the batch.
     """
     units = normalize(vectors)
-    rough = units @ directions.T
+    approximate = units @ directions.T
     if hashes is not None:
-        rough[_hashes(codes)[:, None] == hashes] = -np.inf
-    rows = np.arange(len(rough))
+        approximate[_hashes(codes)[:, None] == hashes] = -np.inf
+    rows = np.arange(len(approximate))
     nearest: list[np.ndarray] = []
     # Taking the maximum a few times is quicker than a partial sort.
-    for _ in range(min(DENSITY_NEIGHBOURS + NUM_SPARE_NEIGHBOURS, rough.shape[1])):
-        best = rough.argmax(axis=1)
-        cosines = np.vecdot(directions[best], units)
-        nearest.append(np.where(rough[rows, best] > -np.inf, cosines, -1))
-        rough[rows, best] = -np.inf
+    for _ in range(min(DENSITY_NEIGHBOURS + NUM_SPARE_NEIGHBOURS, approximate.shape[1])):
+        column = approximate.argmax(axis=1)
+        cosines = np.vecdot(directions[column], units)
+        nearest.append(np.where(approximate[rows, column] > -np.inf, cosines, -1))
+        approximate[rows, column] = -np.inf
     ascending = np.sort(np.stack(nearest, axis=1), axis=1)
     return np.asarray(ascending[:, -DENSITY_NEIGHBOURS:].mean(axis=1))
 

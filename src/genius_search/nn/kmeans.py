@@ -30,7 +30,7 @@ class Clusters(NamedTuple):
     """Centroids, and the number of the nearest centroid of each sample."""
 
     centroids: Float32[np.ndarray, "codes dim"]
-    chosen: Int64[np.ndarray, " items"]
+    codes: Int64[np.ndarray, " items"]
 
 
 def assign(
@@ -39,12 +39,12 @@ def assign(
     """Return the index of the nearest centroid (squared Euclidean); the lowest index wins a tie."""
     # argmin_c |x − c|² = argmax_c (x·c − |c|²/2), since |x|² is the same for every centroid.
     halves = np.square(centroids).sum(axis=1) / 2
-    chosen = np.empty(len(samples), dtype=np.int64)
+    codes = np.empty(len(samples), dtype=np.int64)
     for start in range(0, len(samples), ASSIGN_BLOCK):
         products = samples[start : start + ASSIGN_BLOCK] @ centroids.T
         products -= halves
-        chosen[start : start + ASSIGN_BLOCK] = products.argmax(axis=1)
-    return chosen
+        codes[start : start + ASSIGN_BLOCK] = products.argmax(axis=1)
+    return codes
 
 
 def sum_by_code(
@@ -90,20 +90,20 @@ def kmeans(
     attracts few others. With fewer samples than clusters, they are drawn with replacement. A
     centroid without samples stays where it is.
     """
-    drawn = random.choice(len(samples), size, replace=len(samples) < size)
+    starts = random.choice(len(samples), size, replace=len(samples) < size)
     mean = samples.mean(axis=0)
-    centroids = mean + np.float32(START_SPREAD) * (samples[drawn] - mean)
-    chosen = assign(samples, centroids)
+    centroids = mean + np.float32(START_SPREAD) * (samples[starts] - mean)
+    codes = assign(samples, centroids)
     for _ in range(iterations):
-        counts = np.bincount(chosen, minlength=size)[:, None]
-        sums = sum_by_code(samples, chosen, size)
+        counts = np.bincount(codes, minlength=size)[:, None]
+        sums = sum_by_code(samples, codes, size)
         means = sums / np.maximum(counts, 1).astype(np.float32)
         centroids = np.where(counts > 0, means, centroids)
-        previous = chosen
-        chosen = assign(samples, centroids)
-        if np.array_equal(previous, chosen):
+        previous_codes = codes
+        codes = assign(samples, centroids)
+        if np.array_equal(previous_codes, codes):
             break
-    return Clusters(centroids, chosen)
+    return Clusters(centroids, codes)
 
 
 class NearestSums:

@@ -69,9 +69,9 @@ def broadcast(value: Value) -> Value:
     """Return the first rank's value on all ranks."""
     if num_ranks() == 1:
         return value
-    box = [value]
-    dist.broadcast_object_list(box)
-    return box[0]
+    values = [value]
+    dist.broadcast_object_list(values)
+    return values[0]
 
 
 def wait_for_ranks() -> None:
@@ -145,9 +145,9 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     if num_ranks() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    flat = nn.utils.parameters_to_vector(gradients)
-    dist.all_reduce(flat)
-    nn.utils.vector_to_parameters(flat / num_ranks(), gradients)
+    total = nn.utils.parameters_to_vector(gradients)
+    dist.all_reduce(total)
+    nn.utils.vector_to_parameters(total / num_ranks(), gradients)
 
 
 def average_measures(measures: Mapping[str, Tensor | float]) -> dict[str, float]:

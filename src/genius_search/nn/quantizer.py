@@ -262,9 +262,9 @@ class Quantizer(nn.Module):
             random=random,
         )
         scale = 2 * batch_size / len(embeddings)
-        for book, new, (vectors, chosen) in zip(books, is_new, clusters, strict=True):
+        for book, new, (vectors, codes) in zip(books, is_new, clusters, strict=True):
             if new:
-                counts = np.bincount(chosen, minlength=len(vectors)) * scale
+                counts = np.bincount(codes, minlength=len(vectors)) * scale
                 book.initialise(torch.from_numpy(vectors), torch.from_numpy(counts))
 
     @torch.no_grad()

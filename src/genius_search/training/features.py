@@ -287,11 +287,11 @@ def embed(
 
     def read() -> Iterator[list[FeatureRow]]:
         progress.begin(f"embed {folder.name}", expected)
-        done = 0
+        num_embedded = 0
         for chunk in chunks(rows, shard_rows):
             yield chunk
-            done += len(chunk)
-            progress.advance(min(expected - 1, done), {})
+            num_embedded += len(chunk)
+            progress.advance(min(expected - 1, num_embedded), {})
         progress.advance(expected, {})
 
     encode = partial(encode_shard, encoder=encoder, skip_bad_images=skip_bad_images)

@@ -60,7 +60,7 @@ def test_codes_describe_the_pool_better_than_residual_kmeans(embeddings, tmp_pat
     levels = residual_kmeans(
         embeddings, MODALITIES, codebooks.sizes, iterations=iterations, random=random
     )
-    plain = embeddings - sum(level.centroids[level.chosen] for level in levels)
+    plain = embeddings - sum(level.centroids[level.codes] for level in levels)
     assert np.square(left).sum() < 0.8 * np.square(plain).sum()
 
 
