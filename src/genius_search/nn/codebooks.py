@@ -153,6 +153,7 @@ class Codebooks:
 
 
 def _num_levels(config: CodebookConfig) -> int:
+    """Return the number of codes in an ID, including the modality's."""
     return config.levels + (config.level0 != "none")
 
 

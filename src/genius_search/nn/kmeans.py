@@ -286,6 +286,7 @@ class Coder:
 
     @cached_property
     def _nearest_sums(self) -> NearestSums:
+        """The choice of semantic codes, under the metric if there is one."""
         tables = self._tables[int(self._codebooks.has_modality_level) :]
         if self._codebooks.metric is not None:
             tables = [table @ self._codebooks.metric for table in tables]
@@ -293,7 +294,7 @@ class Coder:
 
     @cached_property
     def norm_and_density(self) -> NormAndDensity:
-        """Measures half norms and densities of IDs."""
+        """The measurement of half norms and densities of IDs."""
         return NormAndDensity(
             self._tables,
             has_modality_level=self._codebooks.has_modality_level,

@@ -107,7 +107,7 @@ def encode_shard(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_image
 
 
 class _ShardEncoder:
-    """Encodes rows into a shard, each distinct input once, and collects unreadable images.
+    """Encodes rows into a shard, each distinct input once, and records unreadable images.
 
     A row of the shard refers to the rows of its features, by number:
 
@@ -128,7 +128,7 @@ class _ShardEncoder:
             self._replace_images_by_texts()
 
     def encode(self) -> Shard:
-        """Encode all rows."""
+        """Return the shard of all rows, without those that have unreadable images."""
         encode_jointly = getattr(self._encoder, "joint_features", None)
         if encode_jointly is not None:
             image, image_rows = self._without_images()
@@ -165,6 +165,7 @@ class _ShardEncoder:
     # looked up, by the contents otherwise. A row without this input has the key None.
 
     def _without_images(self) -> tuple[np.ndarray, list[int]]:
+        """Return no image features."""
         return np.zeros((0, self._encoder.dim), np.float16), [ABSENT] * len(self._rows)
 
     def _encode_pairs(self, encode: _Encode) -> tuple[np.ndarray, list[int]]:
@@ -173,6 +174,7 @@ class _ShardEncoder:
         return self._encode_distinct(keys, encode, decode=True)
 
     def _encode_images(self) -> tuple[np.ndarray, list[int]]:
+        """Encode the readable images."""
         keys: list[Hashable] = []
         for row in self._rows:
             is_readable = row.image and row.image not in self._bad_images
@@ -185,6 +187,7 @@ class _ShardEncoder:
         )
 
     def _encode_texts(self) -> tuple[np.ndarray, list[int]]:
+        """Encode the texts, those of rows with unreadable images included."""
         keys: list[Hashable] = []
         for row in self._rows:
             key = row.text if self._encoder.needs_pixels else row.key
@@ -365,7 +368,7 @@ def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
 
 
 def query_row(data: MBeir, query: Query, target: Modality, instruction: str | None) -> FeatureRow:
-    """Return the row of a query with an instruction for the wanted modality."""
+    """Return the row of a query with an instruction for the target modality."""
     return FeatureRow(
         id=query_number(query.qid),
         key=ItemKey("query", query.qid),

@@ -93,7 +93,7 @@ def fit(
 
 
 def _check_inputs(data: MBeir, config: FitConfig) -> None:
-    """Check that there is something to train, and something to train on."""
+    """Check that the fusion can be trained, and that the data set has training queries."""
     if config.quantizer.fusion.kind == "sum":
         raise UsageError(
             "quantizer.fusion.kind is sum, which has nothing to train; leave it out, or create an "
@@ -130,7 +130,7 @@ def _embed_records(
     device: str,
     download: bool,
 ) -> tuple[TrainingRecords, Embedded]:
-    """Read the training records and embed them, after training the encoder if it asks for that."""
+    """Train the encoder, if requested; return the training records and their features."""
     pair = frozen_encoders(encoder, download=download, device=device)
     if encoder == "small":
         records = TrainingRecords(data)
