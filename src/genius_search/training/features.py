@@ -128,7 +128,7 @@ class _ShardEncoder:
             self._replace_images_by_texts()
 
     def encode(self) -> Shard:
-        """Return the shard of all rows, without those that have unreadable images."""
+        """Return the shard of all rows except rows with unreadable images."""
         encode_jointly = getattr(self._encoder, "joint_features", None)
         if encode_jointly is not None:
             image, image_rows = self._without_images()
