@@ -34,7 +34,7 @@ ItemT = TypeVar("ItemT")
 class Renewable(Protocol):
     """An object with resources that a forked child must not share with its parent."""
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Abandon the parent's resources (:func:`abandon`), so that they are opened again."""
 
 
@@ -61,7 +61,7 @@ def free_in_children(lock: LockT, *, of_library: bool = False) -> LockT:
 
 
 def renew_in_children(renewable: Renewable) -> None:
-    """Register an object whose ``renew()`` is called in every forked child while it exists."""
+    """Register an object whose ``_renew()`` is called in every forked child while it exists."""
     _objects[id(renewable)] = renewable
 
 
@@ -134,7 +134,7 @@ def _after_in_child() -> None:
     for lock in (_forking, *_locks.values(), *_library_locks.values(), *_property_locks()):
         lock._at_fork_reinit()  # noqa: SLF001  as the standard library does
     for renewable in list(_objects.values()):
-        renewable.renew()
+        renewable._renew()  # noqa: SLF001  not for users of the object
 
 
 def _property_locks() -> list[Any]:

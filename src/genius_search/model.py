@@ -275,7 +275,7 @@ class Genius:
         """Pickle the model as the name of its folder, from which it is opened again."""
         return _open_again, (self.folder, self.fingerprint, self.device)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Let PyTorch compute in one thread, in a forked child, which has none of the parent's."""
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(1)

@@ -90,7 +90,7 @@ class OnnxEncoder:
         self.dim = int(session.get_outputs()[place].shape[-1])
         renew_in_children(self)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Have the graphs opened again, in a forked child, which has none of their threads."""
         abandon(self._sessions)
         self._sessions = {}

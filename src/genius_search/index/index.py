@@ -132,7 +132,7 @@ class Index:
         model = None if manifest.has_own_model else searcher.model
         return _open_again, (self.folder, manifest.identity, model, searcher.model.device)
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Reopen the state on next use, in a forked child."""
         self._state = self._state._replace(heads=())
 

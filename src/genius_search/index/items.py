@@ -174,7 +174,7 @@ class Connection:
                 self._database = database
             return self._database
 
-    def renew(self) -> None:
+    def _renew(self) -> None:
         """Abandon the parent's database in a forked child."""
         if self._database is not None:
             abandon(self._database)
