@@ -5,9 +5,9 @@ queries, each of which names the chosen item. A choice is therefore found, store
 item is, and survives a crash. The vectors are the encoder's features, so that the log stays valid
 when codebooks or fusion are fitted again.
 
-An item that was chosen for the same query is placed :data:`~genius_search.index.score.RAISE_SPREADS`
-spreads of the query's products above the best hit. For a similar query it moves a share of this way
-(``docs/lab/log.md``, "Logged choices")::
+An item that was chosen for the same query is placed
+:data:`~genius_search.index.score.RAISE_SPREADS` spreads of the query's products above the best hit.
+For a similar query it moves a share of this way (``docs/lab/log.md``, "Logged choices")::
 
     share = exp((c - 1) / SHARE_TEMPERATURE)
 
