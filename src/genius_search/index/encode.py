@@ -52,6 +52,9 @@ NO_VECTORS: Final = QueryVectors.of_vector(np.zeros(0, dtype=np.float32))
 ContentKey: TypeAlias = tuple[int, str]
 """Identity of an image (of None without one), and a text. Equal keys are encoded once."""
 
+PartSource: TypeAlias = list[ContentKey] | QueryVectors
+"""The contents of a part of a query, one for each passage; or vectors that need no encoding."""
+
 
 class EncodedQuery(NamedTuple):
     """A request, or its part for one modality, ready for a search.
@@ -230,22 +233,18 @@ class QueryEncoder:
         targets
             requests, and the modality that each looks for, which selects the model's instruction.
         """
-        images: dict[int, Image.Image] = {}
-        """Opened images by the identity of the pictures in requests."""
-        positions: dict[ContentKey, int] = {}
-        """Contents to encode, and their positions in the batch."""
         encoder = self._model.encoder
         divide = cache(
             lambda instruction, text: query_passages(
                 encoder, text, partial(instructed, instruction)
             )
         )
-        # The source of a part is a list of contents, its passages, or the vectors that it has.
-        all_sources: list[list[list[ContentKey] | QueryVectors]] = []
+        images: dict[int, Image.Image] = {}  # opened images, by the identity of the given pictures
+        all_sources: list[list[PartSource]] = []
         for request, modality in targets:
             if not request.query:
                 raise UsageError("this needs a query: a text, an image, or both; or a vector")
-            sources: list[list[ContentKey] | QueryVectors] = []
+            sources: list[PartSource] = []
             for part in request.query:
                 if part.vector is not None:
                     sources.append(self._vectors_of_feature(np.asarray(part.vector)))
@@ -253,19 +252,13 @@ class QueryEncoder:
                     sources.append(self._vectors_of_item(part.id))
                 else:
                     _open_image(part, images)
-                    keys = self._content_keys(request, part, modality, divide)
-                    sources.append(keys)
-                    for key in keys:
-                        positions.setdefault(key, len(positions))
+                    sources.append(self._content_keys(request, part, modality, divide))
             all_sources.append(sources)
-        contents = [(images.get(image), text) for image, text in positions]
-        encoded = self._encode_contents(contents) if contents else []
+        encoded = self._encode_sources(all_sources, images)
         embedded = []
         for (request, _), sources in zip(targets, all_sources, strict=True):
             vectors = [
-                _mean([encoded[positions[key]] for key in source])
-                if isinstance(source, list)
-                else source
+                _mean([encoded[key] for key in source]) if isinstance(source, list) else source
                 for source in sources
             ]
             is_sum = len(vectors) > 1 or request.query[0].weight <= 0
@@ -286,6 +279,19 @@ class QueryEncoder:
             query_modality = Modality.of(has_image=part.image is not None, has_text=has_text)
             instruction = self._instructions[query_modality, modality]
         return [(id(part.image), passage) for passage in divide(instruction, part.text or "")]
+
+    def _encode_sources(
+        self, all_sources: Sequence[Sequence[PartSource]], images: Mapping[int, Image.Image]
+    ) -> dict[ContentKey, QueryVectors]:
+        """Encode the contents of all sources in one batch; equal contents are encoded once."""
+        keys: dict[ContentKey, None] = {}
+        for sources in all_sources:
+            for source in sources:
+                if isinstance(source, list):
+                    keys |= dict.fromkeys(source)
+        contents = [(images.get(image), text) for image, text in keys]
+        vectors = self._encode_contents(contents) if contents else []
+        return dict(zip(keys, vectors, strict=True))
 
     def _encode_contents(self, contents: Sequence[Content]) -> list[QueryVectors]:
         """Encode images, texts, or both."""

@@ -69,7 +69,7 @@ typedef struct {
 typedef struct {
   const Table *table;
   const uint64_t *words;    /* bits of the rows with an allowed item; NULL: all items are allowed */
-  const int32_t *before;    /* number of these rows before each word */
+  const int32_t *before;    /* number of set bits before each word */
   const uint8_t *allowed;   /* 1 for each allowed item */
   const void *embeddings;   /* [items][...], as search/vectors.py stores them; NULL: not compared */
   const uint16_t *scales;   /* [items], in half precision, of embeddings of less than 16 bits */
@@ -94,7 +94,7 @@ typedef struct {
   const float *token;                 /* from a token to queries, keys and values: [blocks] */
   const float *token_out, *up, *down; /* [blocks] */
   const float *codes;          /* from a hidden state to the codes' logits, level after level */
-  const float *scales, *gates; /* weights of nearness and of these logits: [levels] */
+  const float *scales, *gates; /* weights of nearness and of the logits: [levels] */
   const float *biases;         /* added to both: [levels][CODES] */
 } Generator;
 
@@ -109,7 +109,7 @@ typedef struct {
   const uint8_t *bytes;          /* code vectors / steps in 16 bits, packed for multiply_block() */
   const float *steps;            /* [codes] */
   const float *halves;           /* w |e|^2 / 2 of each code vector e: [levels][CODES] */
-  const float *gram;             /* w e·f of the code vectors of these levels:
+  const float *gram;             /* w e·f of code vectors e and f of the first levels:
                                     [codes][gram_levels][CODES] */
   const float *residual_weights; /* of each dimension, with 1, 2, 4 and 8 bits: [4][dim] */
   const float *constant;         /* the constant directions: [num_constant][dim] */
@@ -795,9 +795,9 @@ static void sort_keys(uint64_t *keys, int64_t n, int64_t needed) {
   }
 }
 
-/* Move the keys of the best possible children to the front: as many as the beam is wide, or more if
-   all IDs below them fit the budget. The next key is that of the best child that is not chosen.
-   Return the number of IDs below the chosen children.
+/* Move the keys of the best possible children to the front: ``width`` of them, or more if all IDs
+   below them fit the budget. The next key is that of the best child that is not chosen. Return the
+   number of IDs below the chosen children.
 
    As in quickselect, the keys between ``chosen`` and ``end`` are partitioned again and again: the
    better ones are chosen together, or else the worse ones are dropped together. */
@@ -1071,7 +1071,7 @@ typedef struct {
 
 static float find_kth(float *x, int64_t n,
                       int64_t k) {    /* move the k best to the front; return the k-th */
-  for (int64_t low = 0, high = n;;) { /* the k-th lies between these */
+  for (int64_t low = 0, high = n;;) { /* the k-th is at low .. high */
     float pivot = x[(low + high) / 2];
     int64_t better = low, equal;
     for (int64_t i = low; i < high; i++) { /* without branches, which would be guessed wrong */
