@@ -2,9 +2,10 @@
 
 There is one way into an index, whether it is created or added to, from pictures, texts or vectors::
 
-    pool ──find_changes──▶ PoolChanges ──encode──▶ features ──encode_items──▶ batches ──Writer──▶ segment
-           (new, changed,               (encoder, given vectors,             (IDs and
-            or unchanged)                or reused)                           embeddings)
+    pool --find_changes--> PoolChanges: the new and changed items
+         --encode--------> features, of the encoder or given as vectors; or those of a stored item
+         --encode_items--> batches of items with IDs and embeddings
+         --Writer.add----> a segment
 
 An index that is created with an encoder alone has no model yet: :func:`create_index` fits codebooks
 to the features before it computes IDs.
@@ -107,7 +108,7 @@ class PlannedChange(NamedTuple):
 
 @dataclass(slots=True)
 class ChangeSummary:
-    """What changed when items were added, or an index was synchronised with its folders."""
+    """The result of adding items, or of synchronising an index with its folders."""
 
     added: int = 0
     """Number of items that were written, replaced ones included."""
@@ -128,9 +129,9 @@ class ChangeSummary:
     changes: list[PlannedChange] = field(default_factory=list)
     """The changes that a dry run would make."""
     shortened: list[str] = field(default_factory=list)
-    """Ids of items whose texts are longer than the encoder reads. The remainder is pool_changes by its words
-    only. An index that was created with an encoder divides long texts into passages instead, except
-    the captions of pictures that the encoder reads."""
+    """Ids of items whose texts are longer than the encoder reads. The remainder is pool_changes by
+    its words only. An index that was created with an encoder divides long texts into passages
+    instead, except the captions of pictures that the encoder reads."""
 
 
 class ReusedItem(NamedTuple):
@@ -415,8 +416,8 @@ def _touched_item(
     """Return the stored state of a changed item if nothing but the time of its file has changed.
 
     Stamps have the form ``contents.file``, and the part after the dot depends on the file's times
-    (:func:`~genius_search.index.pool.stamp_of`). A picture whose captions cannot be read now keeps
-    those that it had.
+    (:func:`~genius_search.index.pool.stamp_of`). A picture whose captions cannot be read now
+    keeps its captions.
     """
     stored = change.stored
     old = None if stored is None else ContentHash.parse(stored.content)
@@ -638,7 +639,7 @@ def _write_first_state(
     query_vectors: Shaped[np.ndarray, ...] | None,
     progress: Progress,
 ) -> int:
-    """Write all items, measure least scores, and commit both at once; return the number of items."""
+    """Write all items, measure the index, and commit it; return the number of items."""
     batches = pool_changes.batches(model, Snapshot(manifest, ()), progress)
     written = with_recall(model, writer.rewrite(manifest, batches))
     has_vectors = pool_changes.pool.vectors is not None
@@ -651,7 +652,7 @@ def _write_first_state(
 
 
 def with_recall(model: Genius, written: Snapshot) -> Snapshot:
-    """Return a new state with its recall of exact search, measured if the index has its own model."""
+    """Measure the recall of a new state, unless its model was trained; return the state with it."""
     if not written.manifest.has_own_model:
         return written
     measured = measure_recall(model, written)
@@ -673,8 +674,8 @@ def new_manifest(
         The embeddings to store. By default none with a trained model, whose generator ranks, and
         fused ones otherwise.
     bits
-        Bits per number of the embeddings; by default :func:`default_bits` for fused embeddings of an
-        index without a trained model, else 16.
+        Bits per number of the embeddings; by default :func:`default_bits` for fused embeddings of
+        an index without a trained model, else 16.
     fitted_to
         The number of items that the model's codebooks were fitted to; None for a trained model.
     """

@@ -7,8 +7,8 @@ Ids of different roots never collide::
     root 2  /home/ann/notes.txt    name "notes.txt"  (a file)      -> notes.txt
     later, a folder /home/ann/Pictures/Scans in root 0: b.png      -> ./Scans/b.png
 
-In the first folder, an id is the path below it. In every other root, it begins with the root's name,
-which no other id begins with. A file belongs to the innermost root that contains it.
+In the first folder, an id is the path below it. In every other root, it begins with the root's
+name, which no other id begins with. A file belongs to the innermost root that contains it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ DIGEST_BYTES: Final = 12
 
 
 class ContentHash(NamedTuple):
-    """Size and hashes of what an encoder reads of an item; items with equal hashes have equal features.
+    """Size and hashes of an item's picture and text; items with equal hashes have equal features.
 
-    Stored with each item as ``size-words-picture``; for a picture of 20,481 bytes without a caption::
+    Stored with each item as ``size-words-picture``; for a picture of 20,481 bytes without a
+    caption::
 
         20481-c0f04bbc9c7dcd9f33e0ff32-5b2c9a3f0e77d1c85a40be19
 
@@ -108,7 +109,8 @@ def content_size(item: Item, folder: Path) -> int | None:
     if item.image is None:
         return len(item.text or "")
     path = folder / item.image
-    return path.stat().st_size if os.path.isfile(path) else None  # noqa: PTH113  False whatever the error
+    exists = os.path.isfile(path)  # noqa: PTH113  False whatever the error
+    return path.stat().st_size if exists else None
 
 
 def is_same_picture(item: Item, file: Path) -> bool:
@@ -166,7 +168,7 @@ def new_root(
     captions: bool,
     exclude: Sequence[str],
 ) -> Root:
-    """Return a root named like its folder or file, with a number if ids begin with that name already.
+    """Return a new root, named like its folder or file, with a number if that name is taken.
 
     Parameters
     ----------

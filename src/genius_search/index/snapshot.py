@@ -231,7 +231,8 @@ class Snapshot:
         """The segments' ID tables, with the items that are not deleted."""
         return [
             SearchSegment(
-                segment.table, None if (mask := segment.alive()) is None else segment.allow(mask)
+                segment.table,
+                None if (mask := segment.alive_mask()) is None else segment.allow(mask),
             )
             for segment in self.segments
         ]

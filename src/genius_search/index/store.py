@@ -1,4 +1,16 @@
-"""One state of an index, open for reading."""
+"""The files of an index: its manifest, its segments, and how they are opened and checked.
+
+::
+
+    photos.index/
+        index.json              the manifest: identity, generation, segments, deleted items
+        model/                  the model, if the index was created with an encoder alone
+        segments/000001/        items.sqlite, and arrays by row
+        segments/000007/
+        pictures/ab/abcd...     pictures that were added without a file
+
+The rows of a segment are its items, and then the passages of long texts.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +49,61 @@ if TYPE_CHECKING:
     from genius_search.search.rank import CodeRanker
 
 
-REMEDY: Final = "put back a copy of it, or create the index again"
+REMEDY: Final = "restore it from a backup, or create the index again"
+INDEX_FORMAT: Final = 11
+"""The only format of ``index.json`` that is read."""
+
+# Files and folders of an index.
+CURRENT: Final = "index.json"
+CLUSTER: Final = "cluster.json"
+"""Manifest of a cluster, whose shards are indexes."""
+OWN_MODEL: Final = "./model"
+"""The model of an index that was created with an encoder alone. A refit appends the generation, as
+in ``./model-7``."""
+LEARNED: Final = "learned"
+"""The log of choices: an index inside the index."""
+SEGMENTS: Final = "segments"
+SEGMENT_NAME: Final = re.compile(r"[0-9]{6,}")
+"""Names of segments: the generation that wrote them."""
+WORK: Final = ".work"
+"""Folder for the saved work of an interrupted run."""
+LOCK: Final = ".lock"
+TEMPORARY: Final = "tmp"
+"""Folder where a segment is written before it is renamed."""
+PICTURES: Final = "pictures"
+"""Folder for pictures that were added without a file, named by their SHA-256."""
+PICTURE_NAME: Final = re.compile(rf"{PICTURES}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
+"""Paths of stored pictures in items; another path may lead out of the index."""
+PENDING_PICTURES: Final = f"{PICTURES}/.unsettled"
+"""Exists during a change that may leave pictures which no item names."""
+
+# Files of a segment, apart from those of the ID table.
 IDS: Final = "ids.npy"
 CODE_COSINE: Final = "typicality.npy"
 EMBEDDINGS: Final = "embeddings.npy"
 SCALES: Final = "embedding_scales.npy"
 DENSITIES: Final = "embedding_densities.npy"
 PASSAGES: Final = "passages.npy"
-"""Only in segments that have some: the row of an item, and where in its text a passage starts and ends."""
+"""Row of the item, and start and end in its text, for each passage; only in segments with
+passages."""
+
+MANIFEST_HEAD_BYTES: Final = 256
+"""Length of the beginning of ``index.json`` that holds its checksum, identity and generation."""
+MIN_DELETED_SHARE: Final = 0.2
+"""Share of deleted items from which on compaction rewrites a segment. Since all segments after it
+are smaller, at most ten items are written for each deleted one."""
+MAX_ROOTS: Final = 1_000
+MAX_READ_ATTEMPTS: Final = 10
+"""Maximum number of attempts to read a whole state while writers replace it."""
+IMPOSSIBLE_PATH_ERRORS: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
+"""Error numbers of paths that cannot exist: below a file, too long, or a loop of links."""
+# Opening a pipe without this flag would wait for a writer.
+_READ_FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 
 StoredEmbeddings: TypeAlias = Literal["none", "fused", "raw"]
-"""Embedding stored with each item for re-ranking: none, the fused embedding that its ID was computed from, or
-the sum of the encoder's features (the paper's GENIUS^R)."""
+"""Embedding stored with each item for re-ranking: none, the fused embedding that its ID was
+computed from, or the sum of the encoder's features (the paper's GENIUS^R)."""
+T = TypeVar("T")
 
 
 class Segment(NamedTuple):
@@ -61,16 +116,16 @@ class Segment(NamedTuple):
     code_cosine: Float16[np.ndarray, " items"]
     embeddings: Quantized | None
     bits: EmbeddingBits
-    """Bits of a number of an embedding."""
+    """Bits per number of the embeddings."""
     densities: UInt8[np.ndarray, " items"] | None
-    """Densities of items; None without fused embeddings."""
+    """Densities of items and passages; None without fused embeddings."""
     dead: Int64[np.ndarray, " rows"]
     """Rows of deleted items, ascending."""
     unchecked: dict[Path, FileFact]
-    """Files that were not compared with their checksums yet."""
+    """Files that have not been compared with their checksums yet."""
     passages: Int64[np.ndarray, "passages 3"]
-    """Row of the item, start and end of each passage of long texts, by row and place in the text. Their own
-    rows are those behind all items."""
+    """Row of the item, and start and end in its text, for each passage, in the order of the items.
+    Passage i has row ``num_items + i``."""
 
     @property
     def num_items(self) -> int:
@@ -82,7 +137,7 @@ class Segment(NamedTuple):
         """Number of items that are not deleted."""
         return self.num_items - len(self.dead)
 
-    def alive(self) -> Bool[np.ndarray, " items"] | None:
+    def alive_mask(self) -> Bool[np.ndarray, " items"] | None:
         """Return a mask of the items that are not deleted, or None if none is deleted."""
         if not len(self.dead):
             return None
@@ -92,29 +147,40 @@ class Segment(NamedTuple):
 
     def alive_rows(self) -> Int64[np.ndarray, " rows"]:
         """Return the rows of the items that are not deleted, ascending."""
-        alive = self.alive()
-        return np.arange(self.num_items) if alive is None else np.flatnonzero(alive)
+        mask = self.alive_mask()
+        return np.arange(self.num_items) if mask is None else np.flatnonzero(mask)
 
     def allow(self, items: Bool[np.ndarray, " items"]) -> Allowed:
-        """Return what a search may return of a mask of items: these, and their passages."""
+        """Return the rows that a search may return: the items of a mask, and their passages."""
         return Allowed.of(self.table, np.concatenate([items, items[self.passages[:, 0]]]))
 
     def with_passages(self, rows: Int64[np.ndarray, " items"]) -> Int64[np.ndarray, " rows"]:
-        """Return rows of items, each followed by the rows of its passages."""
+        """Return rows of items, each followed by the rows of its passages.
+
+        With 10 items, of which item 3 has passages 0 and 1, rows 2, 3 and 5 become 2, 3, 10, 11, 5.
+        """
         if not len(self.passages):
             return rows
         owners = self.passages[:, 0]
-        item, passage = expand_ranges(owners.searchsorted(rows), owners.searchsorted(rows, "right"))
-        order = np.argsort(np.concatenate([np.arange(len(rows)), item]), kind="stable")
-        return np.concatenate([rows, self.num_items + passage])[order]
+        # Passage passages[j] belongs to rows[positions[j]].
+        positions, passages = expand_ranges(
+            owners.searchsorted(rows), owners.searchsorted(rows, "right")
+        )
+        order = np.argsort(np.concatenate([np.arange(len(rows)), positions]), kind="stable")
+        return np.concatenate([rows, self.num_items + passages])[order]
 
     def vectors(self, ranker: CodeRanker) -> StoredVectors:
-        """Return the stored embeddings of items; ``ranker`` has the code vectors of the index's model.
+        """Return the stored embeddings.
+
+        Parameters
+        ----------
+        ranker
+            Holds the code vectors of the index's model, which residuals are added to.
 
         Raises
         ------
         UsageError
-            The index stores none.
+            The index stores no embeddings.
         """
         if self.embeddings is None:
             raise UsageError(
@@ -126,7 +192,15 @@ class Segment(NamedTuple):
 def expected_arrays(
     rows: int, manifest: IndexManifest, num_ids: int, columns: int
 ) -> dict[str, Expected]:
-    """Return what the other arrays of a segment must be that has so many rows, different IDs, and columns."""
+    """Return types, shapes and limits of the arrays of a segment, apart from its IDs and passages.
+
+    Parameters
+    ----------
+    rows
+        Number of items and passages.
+    num_ids, columns
+        Shape of the array of different IDs.
+    """
     expected = {
         "starts.npy": Expected("i4", (max(0, num_ids - 1),), 1, num_ids - 1),
         "level_bounds.npy": Expected("i8", (columns + 1,), 0, max(0, num_ids - 1), step=0),
@@ -144,59 +218,78 @@ def expected_arrays(
 
 
 def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> Segment:
-    """Open a segment of the index in a folder: its files must fit each other and the manifest.
+    """Open a segment of the index in a folder, and check that its files fit together.
 
     Raises
     ------
     ArtifactMissing, ArtifactMismatch
-        One of them is missing, cannot be read, or does not fit.
+        A file is missing, cannot be read, or does not fit the others or the manifest.
     """
-    place = folder / SEGMENTS / entry.name
+    segment_folder = folder / SEGMENTS / entry.name
     with with_advice():
-        check_files(place, entry.files, check_contents=False)
-        ids = open_array(place / IDS, Expected("u1 i2", (None, None), 0))
-        passages = np.zeros((0, 3), dtype=np.int64)
-        if PASSAGES in entry.files:
-            passages = open_array(
-                place / PASSAGES, Expected("i8", (None, 3), 0, np.iinfo(np.int64).max)
-            )
-            owners = passages[:, 0]
-            if owners.max(initial=0) >= entry.items or (owners[1:] < owners[:-1]).any():
-                raise ArtifactMismatch(f"{place / PASSAGES} belongs to other items")
+        check_files(segment_folder, entry.files, check_contents=False)
+        ids = open_array(segment_folder / IDS, Expected("u1 i2", (None, None), 0))
+        passages = _open_passages(segment_folder, entry)
         expected = expected_arrays(entry.items + len(passages), manifest, *ids.shape)
         if entry.files.keys() - {PASSAGES} != {IDS, *expected, ITEMS_FILE}:
             raise ArtifactMismatch(
-                f"{CURRENT} names {sorted(entry.files)} in {place}, expected "
+                f"{CURRENT} names {sorted(entry.files)} in {segment_folder}, expected "
                 f"{sorted([IDS, *expected, ITEMS_FILE])}"
             )
-        arrays = {name: open_array(place / name, one) for name, one in expected.items()}
-        starts, bounds, bucket_starts, items, code_cosine, *_ = arrays.values()
-        table = IdTable(ids, starts, np.array(bounds), bucket_starts, items)
+        arrays = {name: open_array(segment_folder / name, form) for name, form in expected.items()}
+        table = IdTable(
+            ids,
+            arrays["starts.npy"],
+            np.array(arrays["level_bounds.npy"]),
+            arrays["bucket_starts.npy"],
+            arrays["items.npy"],
+        )
         if not table.is_consistent():
-            raise ArtifactMismatch(f"the arrays of the IDs in {place} do not belong together")
-        try:
-            store = ItemStore(place)
-            num_rows = store.num_rows
-        except sqlite3.DatabaseError as error:
-            raise ArtifactMismatch(f"{place / ITEMS_FILE} is damaged ({error})") from None
-        if num_rows != entry.items:
             raise ArtifactMismatch(
-                f"{place / ITEMS_FILE} has {num_rows:,} items, expected {entry.items:,}"
+                f"the arrays of the IDs in {segment_folder} do not belong together"
             )
-    stored = None if EMBEDDINGS not in arrays else Quantized(arrays[EMBEDDINGS], arrays.get(SCALES))
+        items = _open_items(segment_folder, entry)
+    embeddings = None
+    if EMBEDDINGS in arrays:
+        embeddings = Quantized(arrays[EMBEDDINGS], arrays.get(SCALES))
     return Segment(
         entry.name,
-        place,
+        segment_folder,
         table,
-        store,
-        code_cosine,
-        stored,
+        items,
+        arrays[CODE_COSINE],
+        embeddings,
         manifest.embedding_bits,
         arrays.get(DENSITIES),
         entry.dead_rows(),
-        {place / name: fact for name, fact in entry.files.items()},
+        {segment_folder / name: fact for name, fact in entry.files.items()},
         passages,
     )
+
+
+def _open_passages(segment_folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, "passages 3"]:
+    """Open the passages of a segment, whose first column is the rows of items, ascending."""
+    if PASSAGES not in entry.files:
+        return np.zeros((0, 3), dtype=np.int64)
+    path = segment_folder / PASSAGES
+    passages = open_array(path, Expected("i8", (None, 3), 0, np.iinfo(np.int64).max))
+    owners = passages[:, 0]
+    if owners.max(initial=0) >= entry.items or (owners[1:] < owners[:-1]).any():
+        raise ArtifactMismatch(f"{path} belongs to other items")
+    return passages
+
+
+def _open_items(segment_folder: Path, entry: SegmentEntry) -> ItemStore:
+    """Open the items of a segment, and check their number."""
+    path = segment_folder / ITEMS_FILE
+    try:
+        items = ItemStore(segment_folder)
+        num_rows = items.num_rows
+    except sqlite3.DatabaseError as error:
+        raise ArtifactMismatch(f"{path} is damaged ({error})") from None
+    if num_rows != entry.items:
+        raise ArtifactMismatch(f"{path} has {num_rows:,} items, expected {entry.items:,}")
+    return items
 
 
 @contextlib.contextmanager
@@ -208,52 +301,23 @@ def with_advice() -> Iterator[None]:
         raise type(error)(f"{error}; {REMEDY}") from None
 
 
-CURRENT: Final = "index.json"
-CLUSTER: Final = "cluster.json"
-"""Manifest of a cluster, whose shards are indexes."""
-OWN_MODEL: Final = "./model"
-"""The model of an index that was created with an encoder alone, inside the index; a refit adds a number."""
-LEARNED: Final = "learned"
-"""The log of choices, an index of its own inside the index."""
-SEGMENTS: Final = "segments"
-WORK: Final = ".work"
-"""Folder inside the index for the saved work of an interrupted run."""
-LOCK: Final = ".lock"
-TEMPORARY: Final = "tmp"
-"""Folder inside the index where a segment is written before it gets its name."""
-INDEX_FORMAT: Final = 11
-"""The only format that is read."""
-MANIFEST_HEAD_BYTES: Final = 256
-"""Length of the beginning of ``index.json`` that holds its checksum, identity and generation."""
-_READ: Final = os.O_RDONLY | getattr(
-    os, "O_NONBLOCK", 0
-)  # which does not wait for a pipe to be filled
-SEGMENT_NAME: Final = re.compile(r"[0-9]{6,}")
-"""Names of segments."""
-MIN_DELETED_SHARE: Final = 0.2
-"""Share of a segment's items that are deleted before compaction writes it anew. Since what lies behind it is
-smaller, at most ten items are written for each deleted one."""
-
-IMPOSSIBLE_PATH_ERRORS: Final = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""Error numbers of impossible paths: below a file, too long, or a loop of links."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """A logistic regression from scores to probabilities, with its measurements on other queries."""
+    """A logistic regression from scores to probabilities, measured on held-out queries."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     intercept: float
     weights: tuple[float, float, float]
-    """Of :func:`genius_search.index.score.hit_features` in the log-odds. None is negative, so that no hit is
-    less likely than one below it."""
+    """Weights of :func:`genius_search.index.score.hit_features` in the log-odds. None is negative,
+    so that no hit is less likely than a lower one."""
     threshold: float | None
-    """Probability from which the first hit is a good match; None if no threshold reaches the precision."""
+    """Least probability of a first hit that is a good match; None if no threshold is precise
+    enough."""
     search: SearchSettings
-    """Search settings of the scores."""
+    """Settings of the searches whose scores were measured."""
     queries: int
-    """Queries that were measured; each counts with its right answers, and without them (:data:`ABSENT`)."""
+    """Number of measured queries; each counts with its right answers, and without them."""
     promised: float
     """Mean probability of the first hits."""
     right: float
@@ -265,31 +329,32 @@ class Calibration:
     refused: float
     """Share of the queries without right answers that have no good match."""
     fewest_words: dict[str, int] = field(default_factory=dict)
-    """The number of words that nearly all measured queries have at least, by the kind of query: a
-    modality, or ``vector``. Queries of another kind, or with fewer words, have no probabilities."""
+    """Minimum number of words of nearly all measured queries, by modality, or ``vector``. Queries
+    of another modality, or with fewer words, have no probabilities."""
 
     def applies_to(self, config: SearchSettings) -> bool:
-        """Return whether searches with these settings have such scores."""
+        """Return whether searches with these settings have scores like the measured ones."""
         return score_settings(config) == score_settings(self.search)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What an index keeps of exact search, measured when it was written."""
+    """Recall of exact search, measured when the index was written."""
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     items: int
     """Items and passages at that time."""
     queries: int
-    """Number of queries, near items of the index."""
+    """Number of queries, which are vectors near items of the index."""
     shortlist: int
-    """Items that are compared by their embeddings, 0 for all."""
+    """Number of items that are compared by their embeddings; 0 stands for all."""
     kept: float
-    """Share of the ten nearest of the stored embeddings that a search finds without the correction for
+    """Share of the ten nearest stored embeddings that a search finds without the correction for
     hubs."""
     kept_with_densities: float
-    """The same by default, with that correction, which prefers other items on purpose."""
+    """That share with the correction for hubs, the default, which prefers other items on
+    purpose."""
 
 
 def score_settings(config: SearchSettings) -> tuple[object, ...]:
@@ -308,22 +373,21 @@ class Root(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     folder: str
-    """Where it is: an absolute path."""
+    """Absolute path of the folder or file."""
     name: str
-    """What its items' ids begin with, before a slash and the path below the folder; empty for the first
-    folder, whose ids are the paths alone."""
+    """Beginning of the ids of its items, before a slash and the path below the folder; empty for
+    the first folder, whose ids are the paths alone."""
     captions: bool = True
-    """Whether texts beside pictures are read."""
+    """Whether texts next to and inside pictures are read."""
     exclude: tuple[str, ...] = ()
-    """Patterns of what is left out."""
+    """Patterns of files and folders to leave out."""
 
 
-MAX_ROOTS: Final = 1_000
 Roots: TypeAlias = Annotated[tuple[Root, ...], Field(max_length=MAX_ROOTS)]
 
 
 class SegmentEntry(BaseModel):
-    """A segment in ``index.json``. Names are generated, so that none leads out of the folder."""
+    """A segment in ``index.json``. Names are checked, so that none leads out of the folder."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, ser_json_bytes="base64", val_json_bytes="base64"
@@ -331,10 +395,10 @@ class SegmentEntry(BaseModel):
 
     name: str = Field(pattern=r"^[0-9]{6,}$")
     items: int
-    """Deleted ones included."""
+    """Number of items, deleted ones included."""
     files: dict[Annotated[str, Field(pattern=r"^[a-z_]+\.(npy|sqlite)$")], FileFact]
     deleted: bytes = b""
-    """A bit for each item, which is set if it is deleted; empty if none is."""
+    """One bit per item, set if the item is deleted; empty if no item is deleted."""
 
     def dead_rows(self) -> Int64[np.ndarray, " rows"]:
         """Return the rows of the deleted items, ascending."""
@@ -342,7 +406,7 @@ class SegmentEntry(BaseModel):
         return np.flatnonzero(np.unpackbits(bits)[: self.items])
 
     def without(self, rows: Int64[np.ndarray, " rows"]) -> SegmentEntry:
-        """Return the segment with these rows as its deleted items."""
+        """Return the entry with these rows as its deleted items, and no others."""
         is_dead = np.zeros(self.items, dtype=bool)
         is_dead[rows] = True
         return self.model_copy(update={"deleted": np.packbits(is_dead).tobytes()})
@@ -354,29 +418,31 @@ class IndexManifest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     identity: str = Field(pattern=r"^[0-9a-f]{32}$")
-    """Random name of the index, which every change and every copy keeps (:func:`new_identity`)."""
+    """Random name of the index, which changes and copies keep (:func:`new_identity`)."""
     generation: int = 0
-    """Number of changes so far; an index that exists has at least 1."""
+    """Number of changes so far; 0 only before the first commit."""
     model: str
-    """Folder or name of the model when the index was created; :data:`OWN_MODEL` if the index contains it."""
+    """Folder or name of the model; begins with :data:`OWN_MODEL` if the index contains its
+    model."""
     model_fingerprint: str
     embeddings: StoredEmbeddings
     embedding_bits: EmbeddingBits = 16
     segments: tuple[SegmentEntry, ...] = ()
     roots: Roots = ()
-    """Never fewer than before: items name theirs by its number."""
+    """Roots by number. None is ever removed, because items store the numbers."""
     calibration: Annotated[Calibration | None, Field(exclude_if=lambda value: value is None)] = None
     density_weight: FiniteFloat | None = None
-    """What queries with answers chose; None if that is the default."""
+    """Weight of densities, measured with known answers; None for the default."""
     least: Annotated[dict[str, float], Field(exclude_if=lambda value: not value)] = {}
-    """:func:`genius_search.index.measure.measure_least_scores`"""
+    """Least scores of good first hits, by modality; see
+    :func:`genius_search.index.measure.measure_least_scores`."""
     measured: Annotated[Measured | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")
     def _check_names(self) -> IndexManifest:
         names = {int(entry.name) for entry in self.segments}
         if len(names) < len(self.segments) or max(names, default=0) > self.generation:
-            raise ValueError("a segment is named twice, or for a generation to come")
+            raise ValueError("a segment is named twice, or after a later generation")
         return self
 
     @property
@@ -399,17 +465,22 @@ def new_identity() -> str:
 
 
 def absolute_folder(folder: str | Path) -> Path:
-    """Return the folder of an index such that ``os.chdir`` does not change it; ``~`` is the home folder."""
-    return Path(os.path.expanduser(folder)).absolute()  # noqa: PTH111  a Path raises for an unknown user
+    """Return the absolute path of an index's folder, so that ``os.chdir`` does not change it.
+
+    ``~`` is the home folder.
+    """
+    expanded = os.path.expanduser(folder)  # noqa: PTH111  a Path raises for an unknown user
+    return Path(expanded).absolute()
 
 
 def read_head(file: str | Path) -> bytes:
-    """Return the first bytes of an ``index.json``, which differ after every change: its checksum is in them.
+    """Return the first bytes of an ``index.json``: its checksum differs after every change.
 
-    Return nothing if the file is missing, and the reason if it cannot be read. A search calls this each time.
+    Every search calls this. A missing file has no bytes; for one that cannot be read, the error
+    message is returned.
     """
     try:
-        descriptor = os.open(file, _READ)
+        descriptor = os.open(file, _READ_FLAGS)
         try:
             return os.read(descriptor, MANIFEST_HEAD_BYTES)
         finally:
@@ -421,71 +492,73 @@ def read_head(file: str | Path) -> bytes:
 
 
 def is_same_index(folder: Path, manifest: IndexManifest) -> bool:
-    """Return whether the index in a folder is the one of a manifest, in this or another state."""
+    """Return whether a folder holds the index of a manifest, in any state."""
     return manifest.identity.encode() in read_head(folder / CURRENT)
 
 
 def require_same_index(folder: Path, manifest: IndexManifest) -> None:
-    """Raise :class:`ArtifactError` unless the index in a folder is the one of a manifest.
+    """Raise :class:`ArtifactError` unless a folder holds the index of a manifest.
 
     Raises
     ------
     ArtifactMissing
-        It has been removed.
+        The index has been removed.
     ArtifactMismatch
-        Another one was created in its place.
+        Another index was created in its place.
     """
     if not is_same_index(folder, manifest) and read_manifest(folder).identity != manifest.identity:
         raise another_index(folder)
 
 
 def another_index(folder: Path) -> ArtifactMismatch:
-    """Return the error that a folder holds another index than before."""
+    """Return the error for a folder that holds another index than before."""
     return ArtifactMismatch(
-        f"{folder} is another index than the one that was opened (it was created again); open it again"
+        f"{folder} is another index than the one that was opened (it was created again); "
+        "open it again"
     )
 
 
 def refuse_links(folder: Path, *, with_pictures: bool = False) -> None:
-    """Raise :class:`ArtifactMismatch` if there is a symbolic link, or a pipe, in the folder of an index.
+    """Raise :class:`ArtifactMismatch` if the folder of an index contains a symbolic link or a pipe.
 
-    What is read, written or removed through a link would be files elsewhere; reading a pipe does not end. The
-    hub's cache consists of links to files beside the folder. There may be many pictures; they are looked at
-    only ``with_pictures``.
+    A link could make files elsewhere be read, overwritten or removed, and reading a pipe does not
+    end. Only links into the hub's cache are accepted, whose snapshots consist of them::
+
+        models--owner--name/snapshots/REVISION/index.json -> ../../blobs/5f3a...
+
+    There may be many pictures; they are checked only ``with_pictures``.
     """
-    cached = (
-        (folder.parent.parent / "blobs").resolve() if folder.parent.name == "snapshots" else None
-    )
-    places = [folder] if folder.is_dir() else []
-    while places:
-        place = places.pop()
-        with (
-            contextlib.suppress(FileNotFoundError),
-            os.scandir(place) as entries,
-        ):  # a writer may remove it
+    blobs = None
+    if folder.parent.name == "snapshots":
+        blobs = (folder.parent.parent / "blobs").resolve()
+    unvisited = [folder] if folder.is_dir() else []
+    while unvisited:
+        visited = unvisited.pop()
+        # A writer may remove the folder meanwhile.
+        with contextlib.suppress(FileNotFoundError), os.scandir(visited) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    if with_pictures or place.name != PICTURES:
-                        places.append(Path(entry))
+                    if with_pictures or visited.name != PICTURES:
+                        unvisited.append(Path(entry))
                 elif (
                     not entry.is_file(follow_symlinks=False)
-                    and Path(entry).resolve().parent != cached
+                    and Path(entry).resolve().parent != blobs
                 ):
                     raise ArtifactMismatch(
-                        f"{entry.path} is a symbolic link or a pipe, through which files elsewhere would be "
-                        "changed; put what it stands for in its place"
+                        f"{entry.path} is a symbolic link or a pipe, through which files "
+                        "elsewhere would be changed; replace it by the file it stands for"
                     )
 
 
 def read_manifest(folder: Path) -> IndexManifest:
-    """Read an index's manifest: cheap, and enough to see whether anything has changed.
+    """Read the manifest of an index, and check it.
 
     Raises
     ------
     ArtifactMissing
-        there is no index in this folder.
+        There is no index in this folder.
     ArtifactMismatch
-        it was made by another version, or the manifest is damaged.
+        The index has the format of another version, or its manifest is damaged.
     """
     path = folder / CURRENT
     try:
@@ -493,19 +566,23 @@ def read_manifest(folder: Path) -> IndexManifest:
             raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
         if (folder / CLUSTER).exists():
             raise ArtifactMissing(
-                f"{folder} is a cluster: `genius search`, `index add`, `index delete` and `index info "
-                f"--check` take it, and each of its shards ({folder / 'shards' / '000000'}) is an index"
+                f"{folder} is a cluster: `genius search`, `index add`, `index delete` and "
+                f"`index info --check` take it, and each of its shards "
+                f"({folder / 'shards' / '000000'}) is an index"
             )
         with with_advice():
             body = read_json(path)
         checksum = body.pop("checksum", None)
-        is_whole, version = fingerprint_of(body) == checksum, body.pop("format")
+        is_whole = fingerprint_of(body) == checksum
+        version = body.pop("format")
         if version != INDEX_FORMAT and (is_whole or checksum is None):
             raise ArtifactMismatch(
-                f"{folder} has format {version}, this version reads {INDEX_FORMAT}: create the index again"
+                f"{folder} has format {version}, this version reads {INDEX_FORMAT}: "
+                "create the index again"
             )
         if not is_whole:
-            raise ValueError("its contents do not match its checksum")  # noqa: TRY301  as any other damage
+            message = "its contents do not match its checksum"
+            raise ValueError(message)  # noqa: TRY301  reported below, like other damage
         return IndexManifest.model_validate_json(json.dumps(body))
     except ArtifactError:
         raise
@@ -520,21 +597,16 @@ def read_manifest(folder: Path) -> IndexManifest:
         raise ArtifactMismatch(f"{path} is damaged ({problem}); {REMEDY}") from None
 
 
-PICTURES: Final = "pictures"
-"""Folder inside the index for pictures that came without a file, named by their SHA-256."""
-PICTURE_NAME: Final = re.compile(rf"{PICTURES}/[0-9a-f]{{2}}/[0-9a-f]{{64}}")
-"""Paths of such pictures in items; another path may lead out of the index."""
-PENDING_PICTURES: Final = f"{PICTURES}/.unsettled"
-"""Exists during a change after which pictures may be stored that no item names."""
-
-
 def segment_name(generation: int) -> str:
-    """Return the name of the segment that a change writes."""
+    """Return the name of the segment that the change to a generation writes."""
     return f"{generation:06d}"
 
 
 def has_lost_manifest(folder: Path) -> bool:
-    """Return whether this is an index without its manifest, rather than an interrupted creation of one."""
+    """Return whether a folder holds an index without its manifest.
+
+    An interrupted creation is not one: it has at most the first segment, and pending pictures.
+    """
     if not folder.is_dir():
         return False
     names = {
@@ -542,16 +614,12 @@ def has_lost_manifest(folder: Path) -> bool:
     }
     has_pictures = any((folder / PICTURES).glob("*/*")) and not (folder / PENDING_PICTURES).exists()
     has_parts = has_pictures or (folder / LEARNED).exists() or not names <= {segment_name(1)}
-    return has_parts and not (folder / CURRENT).exists()  # last, since it may be written meanwhile
-
-
-MAX_READ_ATTEMPTS: Final = 10
-"""Maximum number of attempts to read a whole state while writers replace it."""
-T = TypeVar("T")
+    # Checked last, since another process may write the manifest meanwhile.
+    return has_parts and not (folder / CURRENT).exists()
 
 
 def read_state(folder: Path, read: Callable[[IndexManifest], T]) -> T:
-    """Read the state of a manifest, and again if a writer removed its files meanwhile.
+    """Read the current state; if a writer removes its files meanwhile, read the next one.
 
     Raises
     ------
@@ -563,11 +631,11 @@ def read_state(folder: Path, read: Callable[[IndexManifest], T]) -> T:
         try:
             return read(manifest)
         except (ArtifactError, OSError, sqlite3.Error):
-            now = read_manifest(folder)
-            if now == manifest:  # no writer removed it meanwhile, so something is wrong
+            current = read_manifest(folder)
+            if current == manifest:  # no writer removed the files, so they are damaged
                 raise
-            manifest = now
+            manifest = current
     raise UsageError(
-        f"{folder} changed {MAX_READ_ATTEMPTS} times while it was read; try again when it is quieter, or read a "
-        "copy"
+        f"{folder} changed {MAX_READ_ATTEMPTS} times while it was read; try again later, "
+        "or read a copy"
     )

@@ -37,7 +37,7 @@ Fate: TypeAlias = Literal["stays", "moved", "excluded", "unreadable", "lost"]
 
 
 class _UnreadItems(NamedTuple):
-    """Stored items whose files were not among those that were read."""
+    """Stored items whose files were not among the files that were read."""
 
     moved: dict[str, str]
     """New id of an item -> its present id."""

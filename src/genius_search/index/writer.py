@@ -1,9 +1,15 @@
-"""Writing to an index while others search it.
+"""Writing to an index while other processes and threads search it.
 
-All files but ``index.json``, which also tells which items are deleted, are written once and never changed. A
-change writes a segment of new items, then replaces ``index.json`` atomically, and finally removes files that
-are no longer referenced. So readers see the state before or after a change, and an interrupted writer changes
-nothing.
+Files of segments are written once and never change. ``index.json`` names them and says which of
+their items are deleted; replacing it is the commit::
+
+    1. write the new segment into tmp/, and sync it to the disk
+    2. rename it to segments/000007
+    3. replace index.json atomically              <- the commit
+    4. remove the files that index.json no longer names
+
+Readers see the state before or after step 3. A writer that is interrupted before it changes
+nothing, and the next writer removes its leftovers.
 """
 
 from __future__ import annotations
@@ -88,8 +94,8 @@ from genius_search.writing import (
 )
 
 MAX_COPIED_ROWS: Final = 8192
-"""Items that are copied together."""
-SQLITE_SETTINGS: Final = (  # the file is used only when it is complete
+"""Maximum number of rows that are copied together when segments are merged."""
+SQLITE_SETTINGS: Final = (  # no journal: a file is used only after it is complete
     "page_size = 8192",
     "journal_mode = OFF",
     "synchronous = OFF",
@@ -97,18 +103,21 @@ SQLITE_SETTINGS: Final = (  # the file is used only when it is complete
     "cache_size = -65536",
 )
 READ_ONLY_ERRORS: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""Error numbers of a folder that cannot be written to."""
 MAX_SEGMENTS: Final = 8
 """Maximum number of segments of an index."""
 MAX_RENAME_WAIT_SECONDS: Final = 10.0
-"""Longest wait for another process that changes an index which cannot be read."""
+"""Maximum time to wait for other processes before a damaged index is renamed."""
+LOCK_POLL_SECONDS: Final = 0.02
 MAX_LOCK_ATTEMPTS: Final = 10
-"""Maximum number of attempts to lock a folder that other processes remove, since they failed to fill it."""
+"""Maximum number of attempts to lock a folder that other processes remove after a failed
+creation."""
 Rows: TypeAlias = Int64[np.ndarray, " rows"]
 NO_ROWS: Final = np.zeros(0, dtype=np.int64)
 
 
 class ItemArrays(NamedTuple):
-    """IDs and embeddings of items, by row; passages have the rows behind those of all items."""
+    """IDs and embeddings of items, by row; the rows of passages follow those of all items."""
 
     codes: Int16[np.ndarray, "items columns"]
     """Codes of the IDs, then half norms and densities (:mod:`genius_search.nn.density`)."""
@@ -117,20 +126,20 @@ class ItemArrays(NamedTuple):
     """Unit vectors in half precision, or their residuals in packed integers
     (:mod:`genius_search.search.vectors`); None if the index stores no embeddings."""
     densities: UInt8[np.ndarray, " items"] | None = None
-    """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`), with fused
-    embeddings."""
+    """Density around each item (:meth:`~genius_search.nn.density.NormAndDensity.item_density`),
+    with fused embeddings."""
     scales: Float16[np.ndarray, " items"] | None = None
     """Scales of residuals."""
 
-    def take(self, chosen: np.ndarray) -> ItemArrays:
-        """Return the chosen rows."""
-        return ItemArrays._make(None if array is None else array[chosen] for array in self)
+    def take(self, rows: np.ndarray) -> ItemArrays:
+        """Return the rows of a mask or an array of numbers."""
+        return ItemArrays._make(None if array is None else array[rows] for array in self)
 
 
 class Passage(NamedTuple):
-    """Where a passage is in the text of the item that it follows: characters from ``start`` to ``end``.
+    """Part of the text of an item: the characters from ``start`` to ``end``.
 
-    Texts that are longer than an encoder reads have some: an item has a vector and an ID for each.
+    A text that is longer than the encoder reads has passages, each with an embedding and an ID.
     """
 
     start: int
@@ -138,31 +147,38 @@ class Passage(NamedTuple):
 
 
 Entry: TypeAlias = Item | Passage
-"""Passages follow their item. That itself stands for the beginning of its text."""
+"""An item, or a passage of the last item before it. The item stands for the beginning of its text::
+
+    Item("report.txt"), Passage(1400, 2790), Passage(2700, 3950), Item("kite.jpg"), ...
+"""
+Batch: TypeAlias = tuple[Sequence[Entry], ItemArrays]
+"""Items and passages that are written together, and their arrays, one row for each entry."""
 
 
 def items_to_encode(
-    entries: Iterable[Entry], complete: Callable[[Item], Item] = lambda item: item
+    entries: Iterable[Entry], add_file_fields: Callable[[Item], Item] = lambda item: item
 ) -> Iterator[Item]:
-    """Yield what is encoded: each item, and each passage as an item of its own.
+    """Yield each item, and each passage as a text item, as an encoder reads them.
 
-    ``complete`` adds to an item what is inside its file.
+    Parameters
+    ----------
+    add_file_fields
+        Adds to an item the text and fields that are stored inside its file.
     """
     for entry in entries:
         if isinstance(entry, Item):
             item = entry
             yield item
         else:
-            text = (complete(item).text or "")[entry.start : entry.end]
+            text = (add_file_fields(item).text or "")[entry.start : entry.end]
             yield Item(f"{item.id}\n{entry.start}", Modality.TEXT, text, stamp=item.stamp)
 
 
-Batch: TypeAlias = tuple[Sequence[Entry], ItemArrays]
-"""Items that are written together, each followed by its passages."""
-
-
 def append_rows(path: Path, rows: Shaped[np.ndarray, ...]) -> None:
-    """Add rows to an ``.npy`` file, or begin one; a full disk is named, unlike by ``np.save``."""
+    """Append rows to an ``.npy`` file, which is created if it does not exist.
+
+    Unlike that of ``np.save``, the error of a full disk says so.
+    """
     with path.open("r+b" if path.exists() else "w+b") as file:
         count = 0
         if file.seek(0, os.SEEK_END):
@@ -172,14 +188,15 @@ def append_rows(path: Path, rows: Shaped[np.ndarray, ...]) -> None:
         shape = (count + len(rows), *rows.shape[1:])
         header = {"descr": rows.dtype.str, "fortran_order": False, "shape": shape}
         file.seek(0)
-        np.lib.format.write_array_header_1_0(file, header)  # as long for any number of rows
+        # NumPy pads the header, so that its length is the same for any number of rows.
+        np.lib.format.write_array_header_1_0(file, header)
         if len(rows):
             file.seek(0, os.SEEK_END)
             file.write(np.ascontiguousarray(rows).data)
 
 
 def save_table(table: IdTable, folder: Path) -> None:
-    """Save each array of an ID table to its own file in a folder."""
+    """Save each array of an ID table as a file in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("ids", "starts", "level_bounds", "bucket_starts", "items"):
         (folder / f"{name}.npy").unlink(missing_ok=True)
@@ -189,8 +206,11 @@ def save_table(table: IdTable, folder: Path) -> None:
 def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     """Write the files of a segment into an empty folder; return the number of its items.
 
-    Embeddings are written batch by batch; other arrays, and those of passages, which are the last rows, are
-    in memory until then.
+    The embeddings of items are written batch by batch. All other arrays stay in memory until the
+    end, because the rows of passages follow those of all items::
+
+        entries   a, a's passage 1, a's passage 2, b, c, c's passage 1
+        rows      a, b, c, a's passage 1, a's passage 2, c's passage 1
 
     Raises
     ------
@@ -199,19 +219,20 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     OSError
         The disk is full.
     """
-    of_items: list[ItemArrays] = []
-    of_passages: list[ItemArrays] = []
+    item_arrays: list[ItemArrays] = []
+    passage_arrays: list[ItemArrays] = []
     passages: list[tuple[int, int, int]] = []
 
-    def all_items() -> Iterator[Item]:
+    def split_batches() -> Iterator[Item]:
+        """Yield the items, and collect the arrays and the passages meanwhile."""
         row = -1
         for entries, arrays in batches:
             is_item = np.array([isinstance(entry, Item) for entry in entries])
-            own = arrays.take(is_item)
-            if own.embeddings is not None:
-                append_rows(folder / EMBEDDINGS, own.embeddings)
-            of_items.append(own._replace(embeddings=None))
-            of_passages.append(arrays.take(~is_item))
+            of_items = arrays.take(is_item)
+            if of_items.embeddings is not None:
+                append_rows(folder / EMBEDDINGS, of_items.embeddings)
+            item_arrays.append(of_items._replace(embeddings=None))
+            passage_arrays.append(arrays.take(~is_item))
             for entry in entries:
                 if isinstance(entry, Item):
                     row += 1
@@ -219,100 +240,99 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
                 else:
                     passages.append((row, *entry))
 
-    written = write_items(folder, all_items())
-    for arrays in (*of_items, *of_passages):
-        for file, rows in zip(
-            (CODE_COSINE, EMBEDDINGS, DENSITIES, SCALES), arrays[1:], strict=True
-        ):
+    num_items = write_items(folder, split_batches())
+    files = (CODE_COSINE, EMBEDDINGS, DENSITIES, SCALES)
+    for arrays in (*item_arrays, *passage_arrays):
+        for file, rows in zip(files, arrays[1:], strict=True):
             if rows is not None:
                 append_rows(folder / file, rows)
     if passages:
         append_rows(folder / PASSAGES, np.array(passages, dtype=np.int64))
-    codes, code_cosine, *_ = zip(*of_items, *of_passages, strict=True)
+    codes, code_cosine, *_ = zip(*item_arrays, *passage_arrays, strict=True)
     save_table(IdTable.build(np.concatenate(codes), np.concatenate(code_cosine)), folder)
-    return written
+    return num_items
 
 
 def alive_items(segment: Segment) -> Iterator[Item]:
     """Yield the items that are not deleted, by row."""
-    alive = segment.alive()
-    return segment.items.all() if alive is None else itertools.compress(segment.items.all(), alive)
+    mask = segment.alive_mask()
+    return segment.items.all() if mask is None else itertools.compress(segment.items.all(), mask)
 
 
 def alive_entries(segments: Sequence[Segment]) -> Iterator[Entry]:
-    """Yield the items that are not deleted, with their passages, what was added last first."""
+    """Yield the items that are not deleted, with their passages, newest segment first."""
     for segment in reversed(segments):
         yield from _with_passages(segment, alive_items(segment), segment.alive_rows())
 
 
-def _with_passages(
-    segment: Segment, items: Iterable[Item], rows: Int64[np.ndarray, " rows"]
-) -> Iterator[Entry]:
-    """Yield items, each followed by the passages that a row of a segment has."""
+def _with_passages(segment: Segment, items: Iterable[Item], item_rows: Rows) -> Iterator[Entry]:
+    """Yield the items of some rows, each followed by its passages."""
     remaining = iter(items)
-    for row in segment.with_passages(rows).tolist():
-        at = row - segment.num_items
-        yield next(remaining) if at < 0 else Passage(*segment.passages[at, 1:].tolist())
+    for row in segment.with_passages(item_rows).tolist():
+        passage = row - segment.num_items  # the rows of passages follow those of items
+        if passage < 0:
+            yield next(remaining)
+        else:
+            yield Passage(*segment.passages[passage, 1:].tolist())
 
 
 def alive_batches(segments: Sequence[Segment]) -> Iterator[Batch]:
-    """Yield the items that are not deleted as they are stored, what was added last first."""
+    """Yield the items that are not deleted as they are stored, newest segment first."""
     for segment in reversed(segments):
-        yield from _stored(
-            segment, alive_entries([segment]), segment.with_passages(segment.alive_rows())
-        )
+        rows = segment.with_passages(segment.alive_rows())
+        yield from _copy_rows(segment, alive_entries([segment]), rows)
 
 
 def stored_batches(
-    segments: Sequence[Segment], items: Sequence[Item], places: Sequence[Location]
+    segments: Sequence[Segment], items: Sequence[Item], locations: Sequence[Location]
 ) -> Iterator[Batch]:
-    """Yield items with the IDs, embeddings and passages that are stored at some places, one for each."""
+    """Yield items with the IDs, embeddings and passages that are stored at locations.
+
+    ``items[i]`` gets the arrays of ``locations[i]``; items of one segment are yielded together.
+    """
     for number, segment in enumerate(segments):
-        own = [at for at, place in enumerate(places) if place.segment == number]
-        rows = np.array([places[at].row for at in own], dtype=np.int64)
-        entries = _with_passages(segment, (items[at] for at in own), rows)
-        yield from _stored(segment, entries, segment.with_passages(rows))
+        numbers = [i for i, location in enumerate(locations) if location.segment == number]
+        rows = np.array([locations[i].row for i in numbers], dtype=np.int64)
+        entries = _with_passages(segment, (items[i] for i in numbers), rows)
+        yield from _copy_rows(segment, entries, segment.with_passages(rows))
 
 
-def _stored(
-    segment: Segment, entries: Iterator[Entry], rows: Int64[np.ndarray, " rows"]
-) -> Iterator[Batch]:
-    """Yield items and passages with what is stored in some rows of a segment, one for each."""
+def _copy_rows(segment: Segment, entries: Iterator[Entry], rows: Rows) -> Iterator[Batch]:
+    """Yield entries in batches with the arrays of a segment's rows, one row for each entry."""
     table_rows = segment.table.rows_of_items
     values, scales = segment.embeddings or (None, None)
     for start in range(0, len(rows), MAX_COPIED_ROWS):
-        some = rows[start : start + MAX_COPIED_ROWS]
+        batch_rows = rows[start : start + MAX_COPIED_ROWS]
         arrays = ItemArrays(
-            segment.table.ids[table_rows[some]],
-            segment.code_cosine[some],
-            *(
-                None if array is None else array[some]
-                for array in (values, segment.densities, scales)
-            ),
+            segment.table.ids[table_rows[batch_rows]],
+            segment.code_cosine[batch_rows],
+            None if values is None else values[batch_rows],
+            None if segment.densities is None else segment.densities[batch_rows],
+            None if scales is None else scales[batch_rows],
         )
-        yield [*itertools.islice(entries, len(some))], arrays
+        yield [*itertools.islice(entries, len(batch_rows))], arrays
 
 
 def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) -> None:
-    """Raise :class:`UsageError` unless embeddings of this kind can have so many bits a number."""
+    """Raise :class:`UsageError` unless embeddings of this kind can have ``bits`` per number."""
     if bits not in (None, 1, 2, 4, 8, 16):
-        raise UsageError(f"embeddings have 1, 2, 4, 8 or 16 bits a number, not {bits}")
+        raise UsageError(f"embeddings have 1, 2, 4, 8 or 16 bits per number, not {bits}")
     if bits is not None and is_residual(bits) and embeddings == "raw":
         raise UsageError(
-            f"raw embeddings have 16 bits a number, not {bits}, since codes do not approximate them; store "
-            "fused ones instead"
+            f"raw embeddings have 16 bits per number, not {bits}, since codes do not approximate "
+            "them; store fused embeddings instead"
         )
 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Make this the state of the index, in one step."""
+    """Commit a state: replace ``index.json`` atomically."""
     body = {"format": INDEX_FORMAT, **manifest.model_dump(mode="json")}
     body = {"checksum": fingerprint_of(body), **body}  # first, where `read_head` reads it
     write_file(folder / CURRENT, to_json(body, indent=2) + b"\n")
 
 
 def write_items(folder: Path, items: Iterable[Item]) -> int:
-    """Write items in the order of their rows, with the indexes for filters; return their number.
+    """Write items and their indexes for filters to SQLite, by row; return their number.
 
     Memory stays below 150 MB for any number of items.
 
@@ -329,32 +349,13 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
             database.set_progress_handler(partial(yield_to_fork, lock), STEPS_BETWEEN_CLOCK_CHECKS)
             for setting in SQLITE_SETTINGS:
                 database.execute(f"PRAGMA {setting}")
-            database.execute("BEGIN")
-            database.execute(CREATE_ITEMS)
-            database.execute(CREATE_MODALITIES)
-            database.executemany(
-                "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    (row, item.id, item.modality.mbeir, *item[2:])
-                    for row, item in enumerate(iterate_unlocked(lock, items))
-                ),
-            )
-            database.execute(
-                "INSERT INTO modalities SELECT modality, COUNT(*) FROM items GROUP BY modality"
-            )
-            database.execute("COMMIT")
-            try:
-                database.execute(CREATE_ITEM_IDS)
-            except sqlite3.IntegrityError:
-                query = "SELECT item_id FROM items GROUP BY item_id HAVING COUNT(*) > 1 LIMIT 1"
-                twice = database.execute(query).fetchone()[0]
-                raise BadData(f"two items have the id {twice!r}; ids must be unique") from None
+            _insert_items(database, iterate_unlocked(lock, items))
+            _index_ids(database)
             for statement in CREATE_FULL_TEXT:
                 database.execute(statement)
             _index_fields(database)
-            return int(
-                database.execute("SELECT COALESCE(SUM(items), 0) FROM modalities").fetchone()[0]
-            )
+            counts = database.execute("SELECT COALESCE(SUM(items), 0) FROM modalities")
+            return int(counts.fetchone()[0])
     except sqlite3.OperationalError as error:
         if "no such module" in str(error):
             raise UsageError(
@@ -363,16 +364,41 @@ def write_items(folder: Path, items: Iterable[Item]) -> int:
         raise
 
 
+def _insert_items(database: sqlite3.Connection, items: Iterable[Item]) -> None:
+    """Write the items, and the number of items of each modality."""
+    database.execute("BEGIN")
+    database.execute(CREATE_ITEMS)
+    database.execute(CREATE_MODALITIES)
+    database.executemany(
+        "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        ((row, item.id, item.modality.mbeir, *item[2:]) for row, item in enumerate(items)),
+    )
+    database.execute(
+        "INSERT INTO modalities SELECT modality, COUNT(*) FROM items GROUP BY modality"
+    )
+    database.execute("COMMIT")
+
+
+def _index_ids(database: sqlite3.Connection) -> None:
+    """Create the index of ids; raise :class:`BadData` if two items have the same id."""
+    try:
+        database.execute(CREATE_ITEM_IDS)
+    except sqlite3.IntegrityError:
+        query = "SELECT item_id FROM items GROUP BY item_id HAVING COUNT(*) > 1 LIMIT 1"
+        duplicate = database.execute(query).fetchone()[0]
+        raise BadData(f"two items have the id {duplicate!r}; ids must be unique") from None
+
+
 def _index_fields(database: sqlite3.Connection) -> None:
     """Write the fields of the items to a sorted table, for filters."""
-    names: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     database.execute(CREATE_FIELD_NAMES)
     database.execute(CREATE_FIELDS)
     database.execute("CREATE TEMP TABLE unsorted (name, value, row)")
     database.execute("BEGIN")
     sources = database.execute("SELECT row, source FROM items WHERE source <> ''")
-    database.executemany("INSERT INTO unsorted VALUES (?, ?, ?)", _field_values(sources, names))
-    database.executemany("INSERT INTO field_names VALUES (?, ?)", names.items())
+    database.executemany("INSERT INTO unsorted VALUES (?, ?, ?)", _field_values(sources, numbers))
+    database.executemany("INSERT INTO field_names VALUES (?, ?)", numbers.items())
     database.execute(
         "INSERT OR IGNORE INTO fields SELECT * FROM unsorted ORDER BY name, value, row"
     )
@@ -381,15 +407,19 @@ def _index_fields(database: sqlite3.Connection) -> None:
 
 
 def _field_values(
-    sources: Iterable[tuple[int, str]], names: dict[str, int]
+    sources: Iterable[tuple[int, str]], numbers: dict[str, int]
 ) -> Iterator[tuple[int, Value, int]]:
-    """Yield field, value and row of each value, and number the fields."""
+    """Yield the field's number, the value and the row of each value.
+
+    ``numbers`` maps the paths of fields to their numbers, and gets the new ones. For example, row 3
+    with ``{"price": 20, "size": {"width": 30}}`` yields ``(0, 20, 3)`` and ``(1, 30, 3)``.
+    """
     for row, source in sources:
         for path, value in table_values(Item("", Modality.TEXT, source=source).fields):
             if path:
-                name = names.setdefault(spell_path(path), len(names))
+                number = numbers.setdefault(spell_path(path), len(numbers))
                 if value is not None:
-                    yield name, value, row
+                    yield number, value, row
 
 
 class HeldByAnother(UsageError):
@@ -412,15 +442,17 @@ class Deleted(NamedTuple):
 def open_writer(
     folder: Path, *, wait_seconds: float = 0.0, before: Snapshot | None = None
 ) -> Iterator[Writer]:
-    """Lock an index for writing, without blocking readers, and remove leftovers of interrupted writers.
+    """Lock an index for writing, and remove the leftovers of interrupted writers.
+
+    Readers are not blocked.
 
     Parameters
     ----------
     wait_seconds
-        Longest time to wait for another writer; infinity waits without limit. 0 does not wait for another
-        process, and without limit for another thread of this one.
+        Maximum time to wait for another writer; infinity waits without limit. With 0, another
+        process is not waited for, but another thread of this process without limit.
     before
-        A state that is open: the folder must still hold that index, and its segments are not opened again.
+        An open state: the folder must still hold that index, and its segments are not opened again.
 
     Raises
     ------
@@ -431,16 +463,17 @@ def open_writer(
     UsageError
         ``wait_seconds`` is negative or NaN, or the path cannot be a folder.
     ArtifactMismatch
-        The index is damaged, or another than ``before``; nothing is changed.
+        The index is damaged, or is another index than ``before``; nothing is changed.
     ArtifactMissing
-        The index of ``before`` has been removed; nothing is made in its place.
+        The index of ``before`` has been removed; no index is created in its place.
     """
     if before is not None:
         require_same_index(folder, before.manifest)
     with writing_lock(folder, wait_seconds=wait_seconds, may_create=before is None):
         if before is not None:
             require_same_index(folder, before.manifest)
-        if (folder / CURRENT).exists():  # otherwise they may be all that is left of an index
+        # Without a manifest, the files may be all that remains of an index, and are not removed.
+        if (folder / CURRENT).exists():
             remove_leftovers(folder, read_manifest(folder))
         writer = Writer(folder, before)
         if (folder / PENDING_PICTURES).exists():  # of a writer that was killed
@@ -454,77 +487,78 @@ def open_writer(
 
 @contextlib.contextmanager
 def writing_lock(folder: Path, *, wait_seconds: float, may_create: bool = True) -> Iterator[None]:
-    """Lock a folder for writing, without links inside; raises like :func:`open_writer`.
+    """Lock a folder for writing, and refuse links in it; raises like :func:`open_writer`.
 
-    It is created if it does not exist and ``may_create``.
+    With ``may_create``, the folder is created if it does not exist.
     """
     if not wait_seconds >= 0:
         raise UsageError(
-            f"wait for {wait_seconds} seconds: give 0 or more (inf waits as long as it takes)"
+            f"wait_seconds is {wait_seconds}; give 0 or more (inf waits without limit)"
         )
     began = time.monotonic()
-    with _one_thread(folder, wait_seconds):
-        seconds = max(0.0, wait_seconds - (time.monotonic() - began))
-        lock = _lock_file(folder, seconds, may_create=may_create)
+    with _thread_lock(folder, wait_seconds):
+        remaining_seconds = max(0.0, wait_seconds - (time.monotonic() - began))
+        lock = _lock_folder(folder, remaining_seconds, may_create=may_create)
         try:
             yield
         finally:
             lock.release()
 
 
-class _Turn:
+class _ThreadLock:
     """A lock between the threads of a process, and the thread that holds it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.thread: int | None = None
+        self.holder: int | None = None
 
 
-_TURNS: Final[dict[tuple[int, str], _Turn]] = {}
-"""By process and folder: after a fork, a thread that held one does not exist in the child."""
+_THREAD_LOCKS: Final[dict[tuple[int, str], _ThreadLock]] = {}
+"""Locks by process and folder. After a fork, the child does not have the thread that held one."""
 
 
 @contextlib.contextmanager
-def _one_thread(folder: Path, wait_seconds: float) -> Iterator[None]:
+def _thread_lock(folder: Path, wait_seconds: float) -> Iterator[None]:
     """Wait until no other thread of this process writes to a folder."""
-    turn = _TURNS.setdefault((os.getpid(), os.path.realpath(folder)), _Turn())
+    held = _THREAD_LOCKS.setdefault((os.getpid(), os.path.realpath(folder)), _ThreadLock())
     seconds = min(wait_seconds or threading.TIMEOUT_MAX, threading.TIMEOUT_MAX)
-    if turn.thread == threading.get_ident() or not turn.lock.acquire(timeout=seconds):
-        raise _held(folder)
+    if held.holder == threading.get_ident() or not held.lock.acquire(timeout=seconds):
+        raise _held_by_another(folder)
     try:
-        turn.thread = threading.get_ident()
+        held.holder = threading.get_ident()
         yield
     finally:
-        turn.thread = None
-        turn.lock.release()
+        held.holder = None
+        held.lock.release()
 
 
-def _held(folder: Path) -> HeldByAnother:
+def _held_by_another(folder: Path) -> HeldByAnother:
     return HeldByAnother(
-        f"{folder} is being changed by another process or thread; try again when it is done, or wait for it: "
+        f"{folder} is being changed by another process or thread; try again later, or wait for it: "
         "`wait_seconds=60`"
     )
 
 
-def _lock_file(
+def _lock_folder(
     folder: Path, wait_seconds: float, *, may_create: bool, attempts: int = MAX_LOCK_ATTEMPTS
 ) -> FileLock:
-    """Lock a folder between processes, after making it if ``may_create``."""
+    """Lock a folder between processes; with ``may_create``, create it first."""
     lock = FileLock(folder / LOCK)
     try:
         if may_create:
             make_folder(folder)
         refuse_links(folder)
         check_locks(folder / LOCK)
-        lock.acquire(timeout=wait_seconds, poll_interval=0.02)
+        lock.acquire(timeout=wait_seconds, poll_interval=LOCK_POLL_SECONDS)
     except UsageError as error:
         raise NotWritable(str(error)) from None
     except Timeout:
-        raise _held(folder) from None
-    except FileNotFoundError:  # a process that could not create an index has removed the folder
+        raise _held_by_another(folder) from None
+    except FileNotFoundError:
+        # A process that failed to create an index has removed the folder meanwhile.
         if not may_create or attempts == 1:
             raise ArtifactMissing(f"{folder} has been removed") from None
-        return _lock_file(folder, wait_seconds, may_create=True, attempts=attempts - 1)
+        return _lock_folder(folder, wait_seconds, may_create=True, attempts=attempts - 1)
     except OSError as error:
         if error.errno in READ_ONLY_ERRORS:
             raise NotWritable(
@@ -533,44 +567,44 @@ def _lock_file(
         if error.errno not in {errno.EEXIST, errno.EISDIR, *IMPOSSIBLE_PATH_ERRORS}:
             raise
         raise UsageError(
-            f"{error.filename or folder} is not what an index has there ({error.strerror}); choose another "
-            "place for the index, or remove it"
+            f"{error.filename or folder} cannot be used by an index ({error.strerror}); remove it, "
+            "or choose another folder for the index"
         ) from None
     return lock
 
 
 def rename_damaged_index(folder: Path, is_damaged: Callable[[], bool]) -> Path | None:
-    """Rename the folder of a damaged index, which may hold what nothing else does; return its new name.
+    """Rename the folder of a damaged index, and return the new path.
 
-    None if it is not damaged when other processes have finished their changes.
+    It is not removed, since it may hold the only copy of choices and pictures. Returns None if the
+    index is not damaged after other processes have finished their changes.
     """
     with writing_lock(folder, wait_seconds=MAX_RENAME_WAIT_SECONDS):
         if not is_damaged():
             return None
-        names = (
-            folder.with_name(f"{folder.name}.damaged-{number}") for number in itertools.count(1)
-        )
-        aside = next(name for name in names if not os.path.lexists(name))
-        folder.rename(aside)
-        (aside / LOCK).unlink()  # who waits for it makes a new one
+        number = 1
+        while os.path.lexists(new_path := folder.with_name(f"{folder.name}.damaged-{number}")):
+            number += 1
+        folder.rename(new_path)
+        (new_path / LOCK).unlink()  # a process that waits for it creates a new one
         sync(folder.parent)
-        return aside
+        return new_path
 
 
 def remove_leftovers(folder: Path, manifest: IndexManifest | None) -> None:
-    """Remove what a writer left unfinished, and files that the index no longer names; requires the lock.
+    """Remove unfinished files, and segments that the manifest does not name; requires the lock.
 
-    Nothing is removed if another index was created in its place, which has its own lock.
+    Nothing is removed if the folder now holds another index, whose writer has another lock.
     """
     if manifest is not None and manifest.generation and not is_same_index(folder, manifest):
         return
-    for place in (folder / TEMPORARY, folder / f"{CURRENT}.tmp"):
-        shutil.rmtree(place, ignore_errors=True)
-        if place.is_file():
-            place.unlink()
-    segments = {entry.name for entry in manifest.segments} if manifest is not None else set()
+    for unfinished in (folder / TEMPORARY, folder / f"{CURRENT}.tmp"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if unfinished.is_file():
+            unfinished.unlink()
+    named = {entry.name for entry in manifest.segments} if manifest is not None else set()
     for path in (folder / SEGMENTS).glob("*"):
-        if SEGMENT_NAME.fullmatch(path.name) and path.name not in segments:
+        if SEGMENT_NAME.fullmatch(path.name) and path.name not in named:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -580,7 +614,7 @@ def remove_work(folder: Path) -> None:
 
 
 def stored_pictures(folder: Path, segments: Iterable[Segment]) -> set[Path]:
-    """Return the stored pictures of the items that are not deleted."""
+    """Return the paths of the stored pictures of items that are not deleted."""
     if not (folder / PICTURES).is_dir():  # a published index has none
         return set()
     items = itertools.chain.from_iterable(map(alive_items, segments))
@@ -592,7 +626,9 @@ def stored_pictures(folder: Path, segments: Iterable[Segment]) -> set[Path]:
 
 
 class Writer:
-    """Changes an index; created by :func:`open_writer`. When a method returns, its change is on disk.
+    """Changes an index; created by :func:`open_writer`.
+
+    When a method returns, its change is on the disk.
 
     >>> with open_writer(folder) as writer:  # doctest: +SKIP
     ...     writer.delete(["old.jpg"])
@@ -602,7 +638,7 @@ class Writer:
         self.folder = folder
         self._before = before
         self._snapshot: Snapshot | None = None
-        self._unsettled: set[str] = set()
+        self._pending: set[str] = set()
         """Stored pictures that items named before this change, or may name after it."""
 
     @property
@@ -615,7 +651,7 @@ class Writer:
         return self._snapshot
 
     def begin(self, manifest: IndexManifest) -> None:
-        """Begin an index, which :meth:`add` creates, even without items.
+        """Begin a new index, which the next :meth:`add` writes, even without items.
 
         Raises
         ------
@@ -627,82 +663,89 @@ class Writer:
         self._snapshot = Snapshot(manifest, ())
 
     def add(self, batches: Iterable[Batch], *, delete: Collection[str] = ()) -> tuple[int, int]:
-        """Add items as one segment, and delete others in the same step; a new item replaces an old one.
+        """Add items as one segment, and delete others in the same commit.
 
-        Returns the number of items that were added, and how many of these replaced others.
+        Returns the number of added items, and the number of old items that they replaced, which had
+        the same ids.
 
-        The last segment is merged into the new one as long as it has at most twice as many items, without
-        deleted ones, as are written already. So each segment is more than twice as long as the next: adding
-        one by one writes an item a logarithmic number of times, and small additions do not rewrite a large
-        segment. There are never more than :data:`MAX_SEGMENTS`.
+        The last segments are merged into the new one while they have at most twice as many alive
+        items as are written already. So each segment is more than twice as long as the next one::
+
+            sizes 1000 300 40 10   + 25 items   ->   10 <= 2 * 25 and 40 <= 2 * 35 are merged
+            sizes 1000 300 75
+
+        Adding items one by one writes each item a logarithmic number of times, and a small addition
+        does not rewrite a large segment. There are never more than :data:`MAX_SEGMENTS` segments.
 
         Raises
         ------
         BadData
             Two items have the same id; nothing is changed.
         ArtifactMissing, ArtifactMismatch
-            A segment to merge with is damaged; nothing is changed.
+            A segment to merge is damaged; nothing is changed.
         """
         snapshot = self.snapshot
         segments = snapshot.segments
-        ids: list[str] = []
-        gone: dict[str, Rows] = {}
-        kept = len(segments)
-
-        filled = (batch for batch in batches if len(batch[1].codes))
-        first = next(filled, None)
-        if first is None:
+        filled_batches = (batch for batch in batches if len(batch[1].codes))
+        first_batch = next(filled_batches, None)
+        if first_batch is None:
             if snapshot.manifest.generation == 0:
-                self._change(snapshot, kept=0)
+                self._commit_change(snapshot, num_kept=0)
             self.delete(delete)
             return 0, 0
+        new_ids: list[str] = []
+        deleted_rows: dict[str, Rows] = {}
+        num_kept = len(segments)
 
-        def with_merged() -> Iterator[Batch]:
-            nonlocal kept
-            for batch in itertools.chain([first], filled):
+        def new_and_merged() -> Iterator[Batch]:
+            """Yield the new items, whose number decides what to merge; then the merged ones."""
+            nonlocal num_kept
+            for batch in itertools.chain([first_batch], filled_batches):
                 yield batch
-                ids.extend(entry.id for entry in batch[0] if isinstance(entry, Item))
-            kept = first_to_merge(segments, len(ids))
-            self._check_contents(snapshot.manifest.segments[kept:])
-            gone.update(
-                (segment.name, _alive_rows(segment, [*ids, *delete])[1]) for segment in segments
-            )
-            rest = [
-                segment._replace(dead=np.union1d(segment.dead, gone[segment.name]))
-                for segment in segments[kept:]
-            ]
-            yield from alive_batches(rest)
+                new_ids.extend(entry.id for entry in batch[0] if isinstance(entry, Item))
+            num_kept = first_to_merge(segments, len(new_ids))
+            self._check_contents(snapshot.manifest.segments[num_kept:])
+            for segment in segments:
+                deleted_rows[segment.name] = _alive_rows(segment, [*new_ids, *delete])[1]
+            merged = []
+            for segment in segments[num_kept:]:
+                dead = np.union1d(segment.dead, deleted_rows[segment.name])
+                merged.append(segment._replace(dead=dead))
+            yield from alive_batches(merged)
 
-        new = _write_segment(self.folder, snapshot.manifest, with_merged())
-        self._change(snapshot, kept=kept, gone=gone, new=new)
-        return len(ids), sum(map(len, gone.values())) - len(delete)
+        new_segment = _write_new_segment(self.folder, snapshot.manifest, new_and_merged())
+        self._commit_change(
+            snapshot, num_kept=num_kept, deleted_rows=deleted_rows, new_segment=new_segment
+        )
+        return len(new_ids), sum(map(len, deleted_rows.values())) - len(delete)
 
     def rewrite(self, manifest: IndexManifest, batches: Iterable[Batch]) -> Snapshot:
-        """Write all items anew, with the model and settings of a manifest; return that state.
+        """Write all items again, with the model and settings of a manifest; return the new state.
 
-        :meth:`commit` makes it the state of the index; until then nothing has changed.
+        Nothing changes until :meth:`commit` makes it the state of the index.
         """
-        new = _write_segment(self.folder, manifest, batches)
-        written = manifest.replace(generation=manifest.generation + 1, segments=(new,))
+        segment = _write_new_segment(self.folder, manifest, batches)
+        written = manifest.replace(generation=manifest.generation + 1, segments=(segment,))
         return Snapshot.load(self.folder, written)
 
     def commit(self, manifest: IndexManifest) -> None:
-        """Make this the state of the index, whose files are on disk; remove those of the state before.
+        """Replace the state of the index by one whose files are written; remove the old files.
 
         Raises
         ------
         ArtifactMissing, ArtifactMismatch
-            The index was removed meanwhile, or another one was created in its place.
+            The index was removed meanwhile, or another index was created in its folder.
         """
         if manifest.generation > 1:
             require_same_index(self.folder, manifest)
         sync(self.folder / SEGMENTS, self.folder)
-        self._snapshot = None  # first, because what follows may fail on either side of the change
+        # Forgotten first: if the next lines fail, the old or the new state may be on the disk.
+        self._snapshot = None
         write_manifest(self.folder, manifest)
         remove_leftovers(self.folder, manifest)
 
     def update_manifest(self, **changes: Any) -> None:
-        """Change entries of the manifest, such as ``calibration``, but not the items."""
+        """Change entries of the manifest that do not concern items, such as ``calibration``."""
         manifest = self.snapshot.manifest
         self.commit(manifest.replace(generation=manifest.generation + 1, **changes))
 
@@ -710,19 +753,24 @@ class Writer:
         """Delete items; compaction frees their space."""
         ids = list(dict.fromkeys(map(composed, item_ids)))
         snapshot = self.snapshot
-        found = {segment.name: _alive_rows(segment, ids) for segment in snapshot.segments}
-        there = {name for names, _ in found.values() for name in names}
-        if there:
-            self._change(
-                snapshot, kept=len(found), gone={name: rows for name, (_, rows) in found.items()}
+        deleted_ids: set[str] = set()
+        deleted_rows: dict[str, Rows] = {}
+        for segment in snapshot.segments:
+            segment_ids, rows = _alive_rows(segment, ids)
+            deleted_ids.update(segment_ids)
+            deleted_rows[segment.name] = rows
+        if deleted_ids:
+            self._commit_change(
+                snapshot, num_kept=len(snapshot.segments), deleted_rows=deleted_rows
             )
-        return Deleted(len(there), [name for name in ids if name not in there])
+        return Deleted(len(deleted_ids), [item_id for item_id in ids if item_id not in deleted_ids])
 
     def compact(self, min_deleted: float = MIN_DELETED_SHARE) -> None:
-        """Free the space of deleted items, if there are many, in time proportional to their number.
+        """Free the space of deleted items if they are many, in time proportional to their number.
 
-        The first segment with at least this share of deleted items is merged with those behind it. With 0,
-        all segments are merged, and the saved work of an interrupted run is removed, too.
+        The first segment with at least this share of deleted items is merged with all segments
+        after it. With 0, all segments are merged, and the saved work of an interrupted run is
+        removed, too.
 
         Raises
         ------
@@ -731,46 +779,48 @@ class Writer:
         """
         snapshot = self.snapshot
         segments = snapshot.segments
-        kept = first_to_compact(segments, min_deleted)
-        if kept == len(segments) and min_deleted > 0:
+        num_kept = first_to_compact(segments, min_deleted)
+        if num_kept == len(segments) and min_deleted > 0:
             return
-        self.remove_unused_pictures()  # of versions that kept pictures of deleted items until then
-        if kept < len(segments):
-            self._check_contents(snapshot.manifest.segments[kept:])
-            new = None
-            if any(one.num_alive for one in segments[kept:]):
-                new = _write_segment(self.folder, snapshot.manifest, alive_batches(segments[kept:]))
-            self._change(snapshot, kept=kept, new=new)
+        # Old versions kept the pictures of deleted items until an index was compacted.
+        self.remove_unused_pictures()
+        if num_kept < len(segments):
+            self._check_contents(snapshot.manifest.segments[num_kept:])
+            new_segment = None
+            if any(segment.num_alive for segment in segments[num_kept:]):
+                batches = alive_batches(segments[num_kept:])
+                new_segment = _write_new_segment(self.folder, snapshot.manifest, batches)
+            self._commit_change(snapshot, num_kept=num_kept, new_segment=new_segment)
         if min_deleted <= 0:
             remove_work(self.folder)
 
     def store_picture(self, data: bytes) -> str:
-        """Store a picture before an item names it; return its path, relative to the index.
+        """Store a picture for a new item; return its path, relative to the index.
 
-        It is removed at the end of the change unless an item names it then.
+        At the end of the change the picture is removed, unless an item names it.
         """
         digest = hashlib.sha256(data).hexdigest()
         name = f"{PICTURES}/{digest[:2]}/{digest}"
-        place = self.folder / name
-        if not place.exists():
-            self._unsettle({name})
-            make_folder(place.parent)
-            write_file(place, data)
+        path = self.folder / name
+        if not path.exists():
+            self._mark_pending({name})
+            make_folder(path.parent)
+            write_file(path, data)
         return name
 
     def remove_pending_pictures(self) -> None:
-        """Remove the pictures of this change that no item names any more."""
-        if not self._unsettled:
+        """Remove the pictures of this change that no item names after it."""
+        if not self._pending:
             return
         named = set()
         for segment in self.snapshot.segments if (self.folder / CURRENT).exists() else ():
             dead = set(segment.dead.tolist())
-            rows = segment.items.rows_of_images(self._unsettled)
+            rows = segment.items.rows_of_images(self._pending)
             named |= {image for image, row in rows if row not in dead}
-        self._remove_pictures(self.folder / name for name in self._unsettled - named)
+        self._remove_pictures(self.folder / name for name in self._pending - named)
 
     def remove_unused_pictures(self) -> None:
-        """Remove all pictures that no item names, after reading all items."""
+        """Remove all pictures that no item names; this reads all items."""
         named: set[Path] = set()
         if (self.folder / CURRENT).exists():
             refuse_links(self.folder, with_pictures=True)
@@ -779,111 +829,125 @@ class Writer:
             path for path in (self.folder / PICTURES).glob("*/*") if path not in named
         )
 
-    def _unsettle(self, names: set[str]) -> None:
-        """Note that no item may name these pictures after this change, also if this process is killed."""
-        if names and not self._unsettled:
+    def _mark_pending(self, names: set[str]) -> None:
+        """Note on the disk that pictures may have to be removed, even if this process is killed."""
+        if names and not self._pending:
             make_folder(self.folder / PICTURES)
             write_file(self.folder / PENDING_PICTURES, b"")
-        self._unsettled |= names
+        self._pending |= names
 
     def _remove_pictures(self, paths: Iterable[Path]) -> None:
-        """Remove pictures, folders that are empty then, and the note that they may have to be removed."""
+        """Remove pictures, folders that become empty, and the note of :meth:`_mark_pending`."""
         parents = set()
         for path in list(paths):
             path.unlink(missing_ok=True)
             parents.add(path.parent)
         sync(*parents)
         (self.folder / PENDING_PICTURES).unlink(missing_ok=True)
-        self._unsettled.clear()
+        self._pending.clear()
         for folder in (*parents, self.folder / PICTURES):
             with contextlib.suppress(OSError):  # it is not empty
                 folder.rmdir()
 
     def _check_contents(self, entries: Iterable[SegmentEntry]) -> None:
-        """Verify segments before merging them, because damaged data would get a valid checksum."""
+        """Check segments before they are merged: damaged data would get a valid checksum."""
         with with_advice():
             for entry in entries:
                 check_files(self.folder / SEGMENTS / entry.name, entry.files, check_contents=True)
 
-    def _change(
+    def _commit_change(
         self,
         snapshot: Snapshot,
         *,
-        kept: int,
-        gone: Mapping[str, Rows] | None = None,
-        new: SegmentEntry | None = None,
+        num_kept: int,
+        deleted_rows: Mapping[str, Rows] | None = None,
+        new_segment: SegmentEntry | None = None,
     ) -> None:
-        """Commit a new state: the first ``kept`` segments without the deleted rows, and the new segment."""
-        generation = snapshot.manifest.generation + 1
-        gone = gone or {}
+        """Commit a state that keeps the first segments, and replaces all others by a new one.
+
+        Parameters
+        ----------
+        num_kept
+            The number of segments that stay.
+        deleted_rows
+            Rows to delete, by the names of segments.
+        """
+        deleted_rows = deleted_rows or {}
         if (self.folder / PICTURES).is_dir():
             for segment in snapshot.segments:
-                images = segment.items.images_with_prefix(
-                    gone.get(segment.name, NO_ROWS).tolist(), f"{PICTURES}/"
-                )
-                self._unsettle({*filter(PICTURE_NAME.fullmatch, images)})
+                rows = deleted_rows.get(segment.name, NO_ROWS)
+                images = segment.items.images_with_prefix(rows.tolist(), f"{PICTURES}/")
+                self._mark_pending({*filter(PICTURE_NAME.fullmatch, images)})
         entries = []
         for segment, entry in zip(
-            snapshot.segments[:kept], snapshot.manifest.segments, strict=False
+            snapshot.segments[:num_kept], snapshot.manifest.segments, strict=False
         ):
-            rows = gone.get(segment.name)
-            if rows is None or not len(rows):
+            rows = deleted_rows.get(segment.name, NO_ROWS)
+            if not len(rows):
                 entries.append(entry)
-            elif len(rows) < segment.num_alive:
+            elif len(rows) < segment.num_alive:  # else the whole segment is removed
                 entries.append(entry.without(np.union1d(segment.dead, rows)))
-        if new is not None:
-            entries.append(new)
+        if new_segment is not None:
+            entries.append(new_segment)
+        generation = snapshot.manifest.generation + 1
         self.commit(snapshot.manifest.replace(generation=generation, segments=tuple(entries)))
-        with contextlib.suppress(
-            OSError, sqlite3.Error, GeniusError
-        ):  # the change is made in any case
+        # The change is committed. If this fails, the next writer repeats it.
+        with contextlib.suppress(OSError, sqlite3.Error, GeniusError):
             self.remove_pending_pictures()
 
 
-def _write_segment(folder: Path, manifest: IndexManifest, batches: Iterable[Batch]) -> SegmentEntry:
-    """Write a segment for the state after a manifest's; remove what is unfinished if an error occurs."""
+def _write_new_segment(
+    folder: Path, manifest: IndexManifest, batches: Iterable[Batch]
+) -> SegmentEntry:
+    """Write a segment for the generation after a manifest's; if that fails, remove its files."""
     draft = folder / TEMPORARY
-    place = folder / SEGMENTS / segment_name(manifest.generation + 1)
+    target = folder / SEGMENTS / segment_name(manifest.generation + 1)
     if manifest.generation:
         require_same_index(folder, manifest)
-    remove_leftovers(folder, manifest)  # of a change before this one that failed
+    remove_leftovers(folder, manifest)  # of an earlier change by this writer that failed
     try:
         make_folder(draft)
         with translate_full_disk(folder):
-            written = write_segment(draft, batches)
+            num_items = write_segment(draft, batches)
         sync_tree(draft)
         files = {
             path.name: FileFact(bytes=path.stat().st_size, sha256=file_fingerprint(path))
             for path in sorted(draft.iterdir())
         }
-        make_folder(place.parent)
-        draft.rename(place)
+        make_folder(target.parent)
+        draft.rename(target)
     except BaseException:
         remove_leftovers(folder, manifest)
         raise
-    return SegmentEntry(name=place.name, items=written, files=files)
+    return SegmentEntry(name=target.name, items=num_items, files=files)
 
 
 def _alive_rows(segment: Segment, ids: Sequence[str]) -> tuple[list[str], Rows]:
     """Return the ids that are in a segment and not deleted, and their rows."""
-    found = {name: row for name, row, *_ in segment.items.find_ids(ids)}
-    rows = np.fromiter(found.values(), dtype=np.int64, count=len(found))
-    alive = ~np.isin(rows, segment.dead)
-    return list(itertools.compress(found, alive)), rows[alive]
+    row_of_id = {item_id: row for item_id, row, *_ in segment.items.find_ids(ids)}
+    rows = np.fromiter(row_of_id.values(), dtype=np.int64, count=len(row_of_id))
+    is_alive = ~np.isin(rows, segment.dead)
+    return list(itertools.compress(row_of_id, is_alive)), rows[is_alive]
 
 
-def first_to_merge(segments: Sequence[Segment], count: int) -> int:
-    """Return the number of segments to keep when adding ``count`` items; the others are merged."""
-    kept = len(segments)
-    while kept and (kept >= MAX_SEGMENTS or segments[kept - 1].num_alive <= 2 * count):
-        kept -= 1
-        count += segments[kept].num_alive
-    return kept
+def first_to_merge(segments: Sequence[Segment], num_new: int) -> int:
+    """Return the number of the first segment to merge with new items.
+
+    All segments after it are merged, too.
+    """
+    number = len(segments)
+    num_written = num_new
+    while number and (number >= MAX_SEGMENTS or segments[number - 1].num_alive <= 2 * num_written):
+        number -= 1
+        num_written += segments[number].num_alive
+    return number
 
 
 def first_to_compact(segments: Sequence[Segment], min_deleted: float) -> int:
-    """Return the number of segments to keep when compacting; the others are merged."""
+    """Return the number of the first segment to compact; all after it are merged with it."""
     if min_deleted <= 0:
         return len(segments) if len(segments) == 1 and not len(segments[0].dead) else 0
-    due = (len(one.dead) >= min_deleted * one.num_items for one in segments)
-    return next(itertools.compress(itertools.count(), due), len(segments))
+    for number, segment in enumerate(segments):
+        if len(segment.dead) >= min_deleted * segment.num_items:
+            return number
+    return len(segments)

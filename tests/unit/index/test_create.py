@@ -197,7 +197,7 @@ def test_the_number_of_levels_is_chosen_and_kept_by_refits(pool, clip_folder, tm
         ({"encoder": "clip:e", "levels": 129}, "levels = 129"),
         (
             {"encoder": "clip:e", "embeddings": "raw", "embedding_bits": 4},
-            "16 bits a number, not 4",
+            "16 bits per number, not 4",
         ),
     ],
 )
