@@ -1,4 +1,14 @@
-"""What an index is made of: pools on disk, items in memory, and vectors with what belongs to them."""
+"""Pools: the items that an index is created from, or that are added to it.
+
+========================== ===================== =======================================
+Source                     Opened by             Ids
+========================== ===================== =======================================
+a folder, or a file        :func:`open_roots`    paths below the folder
+a ``.jsonl`` of candidates :func:`open_pool`     as in the list
+items in memory            :func:`pool_from_items`   as given, or numbers from 0
+vectors with texts, fields :func:`pool_from_vectors` as given, or numbers from 0
+========================== ===================== =======================================
+"""
 
 from __future__ import annotations
 
@@ -32,31 +42,34 @@ from genius_search.index.writer import Writer
 from genius_search.records import Candidate, Modality, composed
 from genius_search.text import clean
 
-MAX_REASONS: Final = 5
-"""Number of files that an error names."""
+MAX_SHOWN_REASONS: Final = 5
+"""Maximum number of different reasons that an error shows, each with a file."""
 MAX_ID_LENGTH: Final = 500
 MAX_JPEG_SIDE: Final = 65_500
+"""Maximum width and height of a JPEG file, in pixels."""
 JPEG_QUALITY: Final = 95
-"""Quality at which pictures from memory are stored."""
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Quality of the JPEG files that pictures in memory are stored as."""
+STAMP_LENGTH: Final = 16
+"""Number of hexadecimal digits in each part of a stamp."""
+_CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class NewItem(NamedTuple):
     """An item to add from memory: a text, an image's bytes, or both."""
 
     id: str | int
-    """A text; a whole number becomes one."""
+    """A text, or an integer, which is converted to one."""
     text: str | None = None
     image: Path | bytes | PIL.Image.Image | np.ndarray | None = None
-    """A file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3). The last two are
-    stored as JPEG."""
+    """A file, its bytes, a Pillow image, or an array of uint8 of shape (height, width, 3). Pillow
+    images and arrays are stored as JPEG."""
     fields: Mapping[str, object] | None = None
     """Values to filter by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Items of a pool, which can be read several times."""
+    """The items of a pool, which can be read several times."""
 
     items: Callable[[], Iterator[Item]]
     left_out: list[LeftOut] = field(default_factory=list)
@@ -64,16 +77,21 @@ class Pool:
     has_files: bool = False
     """Whether each item is a file, so that :func:`with_file_fields` applies."""
     vectors: Shaped[np.ndarray, "items dim"] | None = None
-    """Given vectors of the items, in their order, instead of features; may be memory-mapped."""
+    """Vectors of the items, in their order, in place of encoded features; may be memory-mapped."""
     roots: tuple[Root, ...] = ()
-    """The roots that the items' numbers refer to."""
+    """The roots that ``Item.root`` numbers."""
     unsure: Collection[str] = ()
-    """Pictures whose captions cannot be read now; they keep those that they had."""
+    """Pictures whose captions cannot be read now; they keep the captions that the index has."""
 
     def with_fields(self, item: Item) -> Item:
-        """Return an item with all that is known of it; a picture is read only if it is to be encoded."""
+        """Return an item with the caption and fields of its file.
+
+        This opens the picture, so it is called only for items that are written.
+        """
+        if not self.has_files:
+            return item
         captions = self.roots[item.root].captions if self.roots and item.root is not None else True
-        return with_file_fields(item, captions=captions) if self.has_files else item
+        return with_file_fields(item, captions=captions)
 
 
 PoolSource: TypeAlias = str | Path | Iterable[object] | Pool
@@ -81,9 +99,10 @@ PoolSource: TypeAlias = str | Path | Iterable[object] | Pool
 
 
 def with_file_fields(item: Item, *, captions: bool = True) -> Item:
-    """Add to an item the words of its name, its folder, and what its picture says of itself.
+    """Add to an item the words of its name, its folder, and the metadata of its picture.
 
-    A text and fields that it has already are kept.
+    A text and fields that the item already has are not overwritten. For example, the item
+    ``trips/red_kite.jpg`` gets the fields ``{"folder": "trips", "name": "red kite"}``.
     """
     path = PurePosixPath(item.id)
     name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
@@ -96,12 +115,12 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
 
 
 def is_candidate_list(pool: Path) -> bool:
-    """Return whether a pool is a list of candidates, which has their ids, rather than files.
+    """Return whether a path is a ``.jsonl`` list of candidates, which have ids.
 
     Raises
     ------
     BadData
-        It is neither.
+        The path is a whole data set in M-BEIR's layout.
     """
     if (pool / "cand_pool").is_dir() and (pool / "query").is_dir():
         raise BadData(
@@ -112,7 +131,9 @@ def is_candidate_list(pool: Path) -> bool:
 
 
 def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Pool:
-    """Open a pool: a folder of images and texts, one such file, or a ``.jsonl`` file of M-BEIR candidates.
+    """Open a pool on disk: a folder of images and texts, one such file, or a list of candidates.
+
+    A list is a ``.jsonl`` file in the format of M-BEIR.
 
     Raises
     ------
@@ -121,68 +142,112 @@ def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Poo
     """
     if not os.path.exists(pool):  # noqa: PTH110  False whatever the error
         raise BadData(f"{pool}: there is no such file or folder")
-    if not is_candidate_list(pool):
-        root = new_root(pool.resolve(), (), (), captions=captions, exclude=exclude)
-        opened = open_roots((root,), [0])
+    if is_candidate_list(pool):
+        folder = _folder_of_list(pool.resolve())
+        opened_pool = Pool(lambda: (to_item(entry, folder) for entry in read_pool([pool])))
     else:
-        # M-BEIR's paths start at the folder that holds cand_pool, those of other files at their own folder.
-        above = next(
-            (one.parent for one in pool.resolve().parents if one.name == "cand_pool"), None
+        root = new_root(pool.resolve(), (), (), captions=captions, exclude=exclude)
+        opened_pool = open_roots((root,), [0])
+    if next(opened_pool.items(), None) is None:
+        raise nothing_to_index(
+            f" in {pool}: no picture or text that can be used", opened_pool.left_out
         )
-        place = above or pool.resolve().parent
-        opened = Pool(lambda: (to_item(one, place) for one in read_pool([pool])))
-    if next(opened.items(), None) is None:
-        raise nothing_to_index(f" in {pool}: no picture or text that can be used", opened.left_out)
-    return opened
+    return opened_pool
+
+
+def _folder_of_list(file: Path) -> Path:
+    """Return the folder that the image paths in a list of candidates are relative to.
+
+    In M-BEIR's layout it is the folder that contains ``cand_pool``, otherwise that of the list.
+    """
+    for folder in file.parents:
+        if folder.name == "cand_pool":
+            return folder.parent
+    return file.parent
 
 
 def open_roots(roots: tuple[Root, ...], numbers: Iterable[int], within: Path | None = None) -> Pool:
-    """Read some of the roots as they are now, or what lies within a path; it may be nothing.
+    """Read some of the roots as they are now; the pool may be empty.
 
-    A whole root is read in any case, since its lists and rules apply below it.
+    Parameters
+    ----------
+    numbers
+        The roots to read. Whole roots are always read, since their lists and rules apply to all
+        folders in them.
+    within
+        Return only the files at and below this path.
     """
-    names = {root.name for root in roots}
-    items: list[Item] = []
-    left_out: list[LeftOut] = []
-    seen: set[str] = set()
-    unsure: set[str] = set()
+    reader = _RootReader(roots, within)
     for number in numbers:
-        root = roots[number]
-        place = Path(root.folder)
+        reader.read(number)
+    return Pool(
+        partial(iter, reader.items),
+        reader.left_out,
+        has_files=True,
+        roots=roots,
+        unsure=reader.unsure,
+    )
 
-        def is_own(file: Path, number: int = number) -> bool:
-            is_within = within is None or within in (file, *file.parents)
-            return is_within and innermost_root(roots, file) in (number, None)
 
-        def is_elsewhere(folder: Path, number: int = number, place: Path = place) -> bool:
-            """Return whether a folder, reached by a link, lies in another root."""
-            target = folder.resolve()
-            return not target.is_relative_to(place) and innermost_root(roots, target) not in (
-                None,
-                number,
-            )
+class _RootReader:
+    """Reads roots, and collects their items.
 
-        read = (
-            partial(read_folder, exclude=root.exclude, skip=is_elsewhere)
-            if place.is_dir()
-            else read_file
-        )
-        scan = read(place, captions=root.captions)
-        left_out += [_left_out(one) for one in scan.problems if is_own(one.file)]
-        unsure.update(map(os.path.normpath, scan.unsure))
+    A file belongs to the innermost root that contains it.
+    """
+
+    def __init__(self, roots: tuple[Root, ...], within: Path | None) -> None:
+        self.items: list[Item] = []
+        self.left_out: list[LeftOut] = []
+        self.unsure: set[str] = set()
+        self._roots = roots
+        self._names = {root.name for root in roots}
+        self._within = within
+        self._ids: set[str] = set()
+
+    def read(self, number: int) -> None:
+        """Read a root: a folder or a single file."""
+        root = self._roots[number]
+        path = Path(root.folder)
+        if path.is_dir():
+            skip = partial(self._is_link_to_other_root, number)
+            scan = read_folder(path, exclude=root.exclude, skip=skip, captions=root.captions)
+        else:
+            scan = read_file(path, captions=root.captions)
+        self.left_out += [
+            _left_out(problem)
+            for problem in scan.problems
+            if self._is_included(number, problem.file)
+        ]
+        self.unsure.update(map(os.path.normpath, scan.unsure))
         for candidate in scan.candidates:
-            if is_own(scan.root / candidate.did):
-                path = candidate.did if scan.root == place else "."
-                item_id = id_of_path(root, names, composed(path))
-                if item_id in seen:
-                    why = (
-                        "another file has this name in another form of Unicode; rename one of them"
-                    )
-                    left_out.append(LeftOut(-1, str(scan.root / candidate.did), why))
-                    continue
-                seen.add(item_id)
-                items.append(to_item(candidate, scan.root)._replace(id=item_id, root=number))
-    return Pool(partial(iter, items), left_out, has_files=True, roots=roots, unsure=unsure)
+            if self._is_included(number, scan.root / candidate.did):
+                path_in_root = candidate.did if scan.root == path else "."
+                item_id = id_of_path(root, self._names, composed(path_in_root))
+                self._add(
+                    to_item(candidate, scan.root)._replace(id=item_id, root=number),
+                    scan.root / candidate.did,
+                )
+
+    def _add(self, item: Item, file: Path) -> None:
+        if item.id in self._ids:
+            reason = "another file has this name in another form of Unicode; rename one of them"
+            self.left_out.append(LeftOut(-1, str(file), reason))
+            return
+        self._ids.add(item.id)
+        self.items.append(item)
+
+    def _is_included(self, number: int, file: Path) -> bool:
+        """Return whether a file belongs to a root, and is within the requested path."""
+        if self._within is not None and self._within not in (file, *file.parents):
+            return False
+        return innermost_root(self._roots, file) in (number, None)
+
+    def _is_link_to_other_root(self, number: int, folder: Path) -> bool:
+        """Return whether a folder is outside a root, reached by a link, and inside another root."""
+        target = folder.resolve()
+        if target.is_relative_to(self._roots[number].folder):
+            return False
+        return innermost_root(self._roots, target) not in (None, number)
 
 
 def _left_out(problem: Problem) -> LeftOut:
@@ -190,27 +255,43 @@ def _left_out(problem: Problem) -> LeftOut:
 
 
 def nothing_to_index(why: str, left_out: Sequence[LeftOut]) -> BadData:
-    """Return the error of a pool in which nothing can be used, with the first file of each reason."""
-    files = {entry.reason: entry.file for entry in reversed(left_out)}
-    reasons = "; ".join(f"{files[reason]}: {reason}" for reason in [*reversed(files)][:MAX_REASONS])
+    """Return the error for a pool without usable items.
+
+    Parameters
+    ----------
+    why
+        Continuation of "there is nothing to index".
+    left_out
+        Files that cannot be used; the message names the first file of each reason.
+    """
+    files: dict[str, str] = {}
+    for entry in left_out:
+        files.setdefault(entry.reason, entry.file)
+    shown = [f"{file}: {reason}" for reason, file in files.items()][:MAX_SHOWN_REASONS]
+    reasons = "; ".join(shown)
     count = plural(len({entry.file for entry in left_out}), "file")
     more = f" (left out {count}, such as {reasons})" if files else ""
     return BadData(f"there is nothing to index{why}{more}")
 
 
 def to_item(candidate: Candidate, root: Path) -> Item:
-    """Return a candidate as an item, its picture's path below ``root``.
+    """Return a candidate as an item, with the full path of its picture.
+
+    Parameters
+    ----------
+    root
+        The folder that the path of the picture is relative to.
 
     Raises
     ------
     BadData
-        The picture lies elsewhere, or the item cannot be stored.
+        The picture is outside ``root``, or the item cannot be stored.
     """
     image = None if candidate.image is None else os.path.normpath(root / candidate.image)
     if image is not None and not Path(image).is_relative_to(root):
         raise BadData(
-            f"the image of {candidate.did} is {candidate.image!r}, which leads out of {root}; paths in a "
-            "pool must stay inside its folder"
+            f"the image of {candidate.did} is {candidate.image!r}, which leads out of {root}; "
+            "paths in a pool must stay inside its folder"
         )
     return check_item(
         Item(candidate.did, candidate.modality, candidate.text, image, candidate.source)
@@ -218,16 +299,22 @@ def to_item(candidate: Candidate, root: Path) -> Item:
 
 
 def check_item(item: Item) -> Item:
-    """Return an item as it is stored, composed; raise :class:`BadData` if its id or a text cannot be."""
-    if _CONTROL.search(item.id):
+    """Return an item with its texts cleaned and in composed Unicode, as it is stored.
+
+    Raises
+    ------
+    BadData
+        The id or a text contains characters that cannot be stored.
+    """
+    if _CONTROL_CHARACTER.search(item.id):
         raise BadData(f"the id {item.id!r} contains a control character; rename the item")
     for part in (item.id, item.text, item.image, item.source):
         try:
             (part or "").encode()
         except UnicodeEncodeError:
             raise BadData(
-                f"item {item.id!r} contains a lone surrogate (half a character) in {str(part)[:80]!r}; "
-                "write it as UTF-8"
+                f"item {item.id!r} contains a lone surrogate (half a character) in "
+                f"{str(part)[:80]!r}; write it as UTF-8"
             ) from None
     text = None if item.text is None else clean(composed(item.text))
     source = None if item.source is None else composed(item.source)
@@ -235,74 +322,89 @@ def check_item(item: Item) -> Item:
 
 
 def pool_from_items(
-    given: Iterable[object], writer: Writer, *, captions: bool, has_ids: bool
+    sources: Iterable[object], writer: Writer, *, captions: bool, has_ids: bool
 ) -> Pool:
     """Return a pool of items in memory and of single files; pictures are stored in the index.
 
-    Items without an id are numbered from 0, unless each ``has_ids``. Of several with one, the last counts.
+    Of several items with the same id, the last one counts.
+
+    Parameters
+    ----------
+    sources
+        Items as :func:`read_new_item` accepts them, and paths of files.
+    has_ids
+        Whether each item must have an id; otherwise an item without one gets its position.
     """
-    if isinstance(given, Mapping) or hasattr(given, "columns"):  # only its names would be read
+    # Iterating over a mapping or a data frame would yield only its keys or columns.
+    if isinstance(sources, Mapping) or hasattr(sources, "columns"):
         raise UsageError(
             "items are no list; give [item], or of a data frame frame.to_dict('records')"
         )
     items: dict[str, Item] = {}
     left_out: list[LeftOut] = []
-    for number, one in enumerate(given):
-        if isinstance(one, Path):
-            file = as_path(one)
-            scan = read_file(file, captions=captions)
-            for candidate in scan.candidates:
-                item = to_item(candidate, scan.root.resolve())
-                item = with_file_fields(item, captions=captions)._replace(
-                    id=composed(file.as_posix())
-                )
-                items[item.id] = item
-            left_out += map(_left_out, scan.problems)
+    for number, source in enumerate(sources):
+        if isinstance(source, Path):
+            file_items, file_problems = _read_file_items(source, captions=captions)
+            items.update((item.id, item) for item in file_items)
+            left_out += file_problems
             continue
-        new = read_new_item(one, number, default_id=None if has_ids else str(number))
+        new = read_new_item(source, number, default_id=None if has_ids else str(number))
         try:
             item, problems = to_stored_item(new, writer)
             if item.id in items:
-                left_out.append(
-                    LeftOut(number, item.id, "a later item of the list has the same id")
-                )
+                reason = "a later item of the list has the same id"
+                left_out.append(LeftOut(number, item.id, reason))
             items[item.id] = item
             left_out += [LeftOut(number, item.id, problem) for problem in problems]
         except (BadData, BadImage) as error:
-            left_out.append(LeftOut(number, str(new.id), getattr(error, "reason", str(error))))
+            reason = getattr(error, "reason", str(error))
+            left_out.append(LeftOut(number, str(new.id), reason))
     return Pool(lambda: iter(items.values()), left_out)
 
 
+def _read_file_items(source: Path, *, captions: bool) -> tuple[list[Item], list[LeftOut]]:
+    """Return the items of a single file, whose id is its path, and problems."""
+    file = as_path(source)
+    scan = read_file(file, captions=captions)
+    items = []
+    for candidate in scan.candidates:
+        item = to_item(candidate, scan.root.resolve())
+        # The fields come from the name of the file, the id from the path as it was given.
+        item = with_file_fields(item, captions=captions)
+        items.append(item._replace(id=composed(file.as_posix())))
+    return items, [*map(_left_out, scan.problems)]
+
+
 def to_stored_item(new: NewItem, writer: Writer) -> tuple[Item, list[str]]:
-    """Return an item in its stored form, and what is wrong with fields that are left out; store its picture.
+    """Store the picture of a new item; return the item to write, and problems with its fields.
 
     Raises
     ------
     BadData, BadImage
-        The item cannot be stored. The message has the reason.
+        The item cannot be stored; the message says why.
     """
-    name = as_id(new.id)
-    if not 1 <= len(name) <= MAX_ID_LENGTH:
-        raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters; this one has {len(name)}")
+    item_id = as_id(new.id)
+    if not 1 <= len(item_id) <= MAX_ID_LENGTH:
+        raise BadData(f"an id has 1 to {MAX_ID_LENGTH} characters; this one has {len(item_id)}")
     words = clean(new.text or "")
     text = words if words.strip() else None
     if text is None and new.image is None:
         raise BadData("an item needs a text, an image, or both")
     modality = Modality.of(has_image=new.image is not None, has_text=text is not None)
     source, problems = fields_to_json(new.fields)
-    item = check_item(Item(name, modality, text, None, source))
+    item = check_item(Item(item_id, modality, text, None, source))
     if new.image is not None:
         item = item._replace(image=writer.store_picture(picture_bytes(new.image)))
     return item, problems
 
 
 def picture_bytes(image: object) -> bytes:
-    """Return a picture as an index stores it: a file or its bytes as they are, anything else as JPEG.
+    """Return the bytes that an index stores of a picture: those of a file, or else a JPEG.
 
     Raises
     ------
     BadImage
-        It is no picture, or the file cannot be read.
+        The image is not a picture, or its file cannot be read.
     """
     if isinstance(image, bytes):
         return image
@@ -312,71 +414,74 @@ def picture_bytes(image: object) -> bytes:
         return file.read_bytes()
     picture = as_image(image)
     if max(picture.size) > MAX_JPEG_SIDE:
-        longer = f"is {max(picture.size):,} pixels long; at most {MAX_JPEG_SIDE:,} can be stored"
-        raise BadImage(Path("the image"), f"{longer}. Make it smaller, or give its file")
+        problem = f"is {max(picture.size):,} pixels long; at most {MAX_JPEG_SIDE:,} can be stored"
+        raise BadImage(Path("the image"), f"{problem}. Make it smaller, or give its file")
     return encode_jpeg(picture, quality=JPEG_QUALITY)
 
 
-def read_new_item(given: object, number: int, *, default_id: str | None = None) -> NewItem:
-    """Return an item that was given as a :class:`NewItem`, a mapping, a text or a picture.
+def read_new_item(source: object, number: int, *, default_id: str | None = None) -> NewItem:
+    """Return an item that is given as a :class:`NewItem`, a mapping, a text or a picture.
 
     Parameters
     ----------
     number
-        the position of the item, which errors name.
+        The position of the item, which errors name.
     default_id
-        the id of an item that has none.
+        The id of an item without one.
 
     Raises
     ------
     UsageError
-        It is of another kind, has no id or unknown keys, its text is no text or its fields are no mapping, or
-        it may be a file's name or a URL instead of a text.
+        The item has another type, unknown keys or no id; its text is no text, or its fields are no
+        mapping; or a text could be the name of a file, or a URL.
     """
-    item: dict[str, Any]
-    match given:
-        case NewItem():
-            item = given._asdict()
-        case Mapping():
-            if unknown := [str(key) for key in given if key not in NewItem._fields]:
-                raise UsageError(
-                    f"an item has no {', '.join(unknown)}; its keys are id, text, image and fields, and "
-                    "whatever else is known of it belongs into fields"
-                )
-            item = {"id": default_id, **given}
-        case str():
-            _check_is_text(given)
-            item = {"id": default_id, "text": given}
-        case bytes() | PIL.Image.Image() | np.ndarray():
-            item = {"id": default_id, "image": given}
-        case _:
-            kind = f"{type(given).__module__}.{type(given).__qualname__}"
-            raise UsageError(
-                f"an item is of type {kind}; expected a NewItem, a dict with id, text, image and fields, a "
-                "text, a picture (Pillow image, NumPy array of uint8, or bytes), or the Path of a file"
-            )
-    item["id"] = as_id(item["id"], f"the id of item {number} of the list")
-    present = {name: value for name, value in item.items() if not is_missing(value)}
-    new = NewItem(**present)
+    values = {"id": default_id, **_item_values(source)}
+    values["id"] = as_id(values["id"], f"the id of item {number} of the list")
+    new = NewItem(**{name: value for name, value in values.items() if not is_missing(value)})
     parts: tuple[tuple[str, object, type], ...] = (
         ("text", new.text, str),
         ("fields", new.fields, Mapping),
     )
-    for part, value, wanted in parts:
-        if value is not None and not isinstance(value, wanted):
-            found = type(value).__qualname__
+    for name, value, expected in parts:
+        if value is not None and not isinstance(value, expected):
             raise UsageError(
-                f"item {new.id!r}: {part} is of type {found}, expected {wanted.__name__}"
+                f"item {new.id!r}: {name} is of type {type(value).__qualname__}, "
+                f"expected {expected.__name__}"
             )
     return new
 
 
+def _item_values(source: object) -> dict[str, Any]:
+    """Return the values of a new item by their names, as far as they are given."""
+    match source:
+        case NewItem():
+            return source._asdict()
+        case Mapping():
+            if unknown := [str(key) for key in source if key not in NewItem._fields]:
+                raise UsageError(
+                    f"an item has no {', '.join(unknown)}; its keys are id, text, image and "
+                    "fields; put all other values into fields"
+                )
+            return {**source}
+        case str():
+            _check_is_text(source)
+            return {"text": source}
+        case bytes() | PIL.Image.Image() | np.ndarray():
+            return {"image": source}
+    type_name = f"{type(source).__module__}.{type(source).__qualname__}"
+    raise UsageError(
+        f"an item is of type {type_name}; expected a NewItem, a dict with id, text, image and "
+        "fields, a text, a picture (Pillow image, NumPy array of uint8, or bytes), or the Path of "
+        "a file"
+    )
+
+
 def _check_is_text(text: str) -> None:
-    """Refuse what is probably meant as an address or a file."""
+    """Raise :class:`UsageError` for a text that is probably meant as a URL or a file."""
     if re.fullmatch(r"[a-z][a-z0-9+.-]+://\S+", text, re.IGNORECASE):
         raise UsageError(
-            f"{text[:80]} is a URL, and nothing is fetched: give the picture's bytes, or {{'text': ...}} to "
-            "index the address itself"
+            f"{text[:80]} is a URL, and nothing is fetched: give the picture's bytes, or "
+            "{'text': ...} to index the address itself"
         )
     if os.path.isfile(as_path(text)):  # noqa: PTH113  False whatever the error
         raise UsageError(
@@ -397,57 +502,68 @@ def pool_from_vectors(
     Raises
     ------
     BadData
-        A vector has no direction, an id is not one or occurs twice, or a text is not one; the
+        A vector has no direction, an id is invalid or occurs twice, or a text is not a text; the
         message names the row.
     UsageError
-        What is given is not a matrix of numbers, or there are not as many ids, texts or fields.
+        The vectors are not a matrix of numbers, or the number of ids, texts or fields is another.
     """
-    array = as_matrix(vectors, "the vectors")
-    count = len(array)
-    names = [*map(str, range(count))] if ids is None else as_ids(ids)
-    of_each = [modalities] * count if isinstance(modalities, str) else modalities
-    kinds = as_column(of_each, "modalities")
-    said = [None] * count if texts is None else as_column(texts, "texts")
-    given_fields = [None] * count if fields is None else as_column(fields, "fields")
-    columns = {"ids": names, "texts": said, "fields": given_fields, "modalities": kinds}
+    matrix = as_matrix(vectors, "the vectors")
+    count = len(matrix)
+    item_ids = [*map(str, range(count))] if ids is None else as_ids(ids)
+    if isinstance(modalities, str):
+        modalities = [modalities] * count
+    columns: dict[str, Sequence[Any]] = {
+        "ids": item_ids,
+        "texts": [None] * count if texts is None else as_column(texts, "texts"),
+        "fields": [None] * count if fields is None else as_column(fields, "fields"),
+        "modalities": as_column(modalities, "modalities"),
+    }
     for name, values in columns.items():
         if len(values) != count:
             raise UsageError(
                 f"there are {count} vectors and {len(values)} {name}; give one for each vector"
             )
-    first: dict[str, int] = {}
-    for row, name in enumerate(names):
-        if not 1 <= len(name) <= MAX_ID_LENGTH:
-            raise BadData(
-                f"the id of row {row} has {len(name)} characters; ids have 1 to {MAX_ID_LENGTH}"
-            )
-        if first.setdefault(name, row) != row:
-            raise BadData(f"rows {first[name]} and {row} have the id {name!r}; ids must be unique")
-    parsed = [Modality(Modality.parse(kind)) for kind in kinds]
-    said = [None if is_missing(one) else _text_of_row(one, row) for row, one in enumerate(said)]
-    stored = [_fields_of_row(one, row) for row, one in enumerate(given_fields)]
-    left_out = [
-        LeftOut(row, names[row], why)
-        for row, (_, problems) in enumerate(stored)
-        for why in problems
-    ]
+    _check_ids(item_ids)
+    parsed = [Modality(Modality.parse(modality)) for modality in columns["modalities"]]
+    checked_texts = [_text_of_row(text, row) for row, text in enumerate(columns["texts"])]
+    sources: list[str | None] = []
+    left_out: list[LeftOut] = []
+    for row, row_fields in enumerate(columns["fields"]):
+        source, problems = _fields_of_row(row_fields, row)
+        sources.append(source)
+        left_out += [LeftOut(row, item_ids[row], problem) for problem in problems]
 
-    @cache  # an index reads them three times
+    @cache  # an index reads the items three times
     def item(row: int) -> Item:
+        contents = repr((parsed[row], checked_texts[row], sources[row])).encode()
+        digest = hashlib.sha256(contents + np.ascontiguousarray(matrix[row]).tobytes())
+        stamp = digest.hexdigest()[:STAMP_LENGTH]
         try:
-            source = stored[row][0]
-            known = repr((parsed[row], said[row], source)).encode()
-            stamp = hashlib.sha256(known + np.ascontiguousarray(array[row]).tobytes()).hexdigest()[
-                :16
-            ]
-            return check_item(Item(names[row], parsed[row], said[row], None, source, stamp))
+            return check_item(
+                Item(item_ids[row], parsed[row], checked_texts[row], None, sources[row], stamp)
+            )
         except BadData as error:
             raise BadData(f"row {row}: {error}") from None
 
-    return Pool(lambda: map(item, range(count)), left_out, vectors=array)
+    return Pool(lambda: map(item, range(count)), left_out, vectors=matrix)
 
 
-def _text_of_row(text: object, row: int) -> str:
+def _check_ids(ids: Sequence[str]) -> None:
+    """Raise :class:`BadData` for an id that is empty, too long, or occurs twice."""
+    first_rows: dict[str, int] = {}
+    for row, item_id in enumerate(ids):
+        if not 1 <= len(item_id) <= MAX_ID_LENGTH:
+            raise BadData(
+                f"the id of row {row} has {len(item_id)} characters; ids have 1 to {MAX_ID_LENGTH}"
+            )
+        first_row = first_rows.setdefault(item_id, row)
+        if first_row != row:
+            raise BadData(f"rows {first_row} and {row} have the id {item_id!r}; ids must be unique")
+
+
+def _text_of_row(text: object, row: int) -> str | None:
+    if is_missing(text):
+        return None
     try:
         return as_text(text, "the text")
     except UsageError as error:
@@ -455,19 +571,20 @@ def _text_of_row(text: object, row: int) -> str:
 
 
 def _fields_of_row(fields: object, row: int) -> tuple[str | None, Sequence[str]]:
-    """Return fields as an item stores them, and what is wrong with those that are left out."""
+    """Return fields as an item stores them, and the problems of fields that are left out."""
     if is_missing(fields):
         return None, ()
     if not isinstance(fields, Mapping):
-        kind = type(fields).__qualname__
-        raise BadData(f"row {row}: the fields are of type {kind}, expected a mapping")
+        type_name = type(fields).__qualname__
+        raise BadData(f"row {row}: the fields are of type {type_name}, expected a mapping")
     return fields_to_json(fields)
 
 
 def stamp_of(item: Item) -> str:
-    """Return a stamp that changes whenever the item's text, fields, image file or given vector change.
+    """Return a stamp that changes whenever the item's text, fields, image file or vector change.
 
-    What follows the dot changes when the size or the times of the image file do.
+    It has the form ``contents.file``. The first part is a hash of the texts and the path of the
+    image, the second one of the size and the times of the image file.
     """
     if item.stamp is not None:
         return item.stamp
@@ -476,5 +593,6 @@ def stamp_of(item: Item) -> str:
         with contextlib.suppress(OSError):  # a missing picture is reported when it is opened
             status = Path(item.image).stat()
             file = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    known = (item.modality.mbeir, item.text, item.source, item.image)
-    return ".".join(hashlib.sha256(repr(part).encode()).hexdigest()[:16] for part in (known, file))
+    contents = (item.modality.mbeir, item.text, item.source, item.image)
+    digests = [hashlib.sha256(repr(part).encode()).hexdigest() for part in (contents, file)]
+    return ".".join(digest[:STAMP_LENGTH] for digest in digests)
