@@ -1,4 +1,9 @@
-"""Snapshots: one state of an index, open for reading, with its segments and filters."""
+"""Snapshots: one state of an index, open for reading, with its segments and caches.
+
+A snapshot never changes. When a writer commits a change, readers of the old snapshot finish with
+its files, which the operating system keeps until they are closed, and the next search opens a new
+one, which shares the segments that both have.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +46,13 @@ if TYPE_CHECKING:
     from genius_search.index.filters import Filter
 
 MAX_CACHED_FILTERS: Final = 16
-"""Number of filters whose results are cached, at about 1.2 bytes an item each."""
+"""Maximum number of filters whose results are cached, at about 1.2 bytes per item each."""
 MAX_CACHED_LOCATIONS: Final = 1_000_000
-"""Number of places of items with words that are cached, at 8 bytes each, and of such words."""
+"""Maximum number of cached words and locations of items that contain them, at 8 bytes each."""
 MAX_BYTES_CHECKED_FIRST: Final = 2.0**28
-"""Bytes that are compared with their checksums before a state is first read, in about 0.15 seconds. What is
-more a server compares in the background (:mod:`genius_search.serve.watch`), and ``--check`` does."""
+"""Maximum number of bytes that are compared with their checksums before a state is first read,
+which takes about 0.15 seconds. A server checks the other files in the background
+(:mod:`genius_search.serve.watch`), and so does ``--check``."""
 
 
 class UnknownItem(UsageError, LookupError):
@@ -54,15 +60,15 @@ class UnknownItem(UsageError, LookupError):
 
 
 class Location(NamedTuple):
-    """Position of an item: its segment and row."""
+    """Where an item is stored: its segment and row."""
 
     segment: int
-    """Number of the segment."""
+    """Number of the segment in its snapshot."""
     row: int
 
 
 class ItemState(NamedTuple):
-    """What tells whether an item is as it was; see :class:`Item`."""
+    """State of a stored item, to compare with that of its file; see :class:`Item`."""
 
     stamp: str | None
     content: str | None
@@ -71,19 +77,23 @@ class ItemState(NamedTuple):
 
 
 class Snapshot:
-    """One state of an index. Its files stay readable while the object exists, even if writers remove them."""
+    """One state of an index.
+
+    Its files stay readable while the object exists, even if writers remove them.
+    """
 
     def __init__(self, manifest: IndexManifest, segments: tuple[Segment, ...]) -> None:
         self.manifest = manifest
         """Compare with :func:`read_manifest` to see whether the index has changed."""
         self.segments = segments
         self.damage: str | None = None
-        """Which file is known to be damaged, and what to do; searches then raise an error."""
+        """Message about a damaged file, with advice; searches then raise it as an error."""
         self.needs_check = True
-        """Whether :meth:`check_files` has something to do or to say."""
-        self.places_of_words: dict[str, Int64[np.ndarray, " items"] | None] = {}
-        """Items that contain a word, or None if they are many (:mod:`genius_search.index.words`)."""
-        self._num_cached = 0
+        """Whether files remain to be checked, or one is known to be damaged."""
+        self._locations_of_words: dict[str, Int64[np.ndarray, " items"] | None] = {}
+        """Locations of the items that contain a word, each packed into one number
+        (:mod:`genius_search.index.words`); None if they are too many to matter."""
+        self._num_cached_locations = 0
         self._unchecked = [segment.unchecked for segment in segments]
         self._checking = free_in_children(threading.Lock())
         self._restrictions: dict[Filter, Restriction] = {}
@@ -92,9 +102,12 @@ class Snapshot:
 
     @staticmethod
     def open(folder: Path, before: Snapshot | None = None) -> Snapshot:
-        """Open the current state of an index, even while it is being changed.
+        """Open the current state of an index, even while writers change it.
 
-        Segments of an earlier state ``before`` are not opened again, unless that is known to be damaged.
+        Parameters
+        ----------
+        before
+            An earlier state, whose segments are not opened again unless it is known to be damaged.
 
         Raises
         ------
@@ -108,80 +121,80 @@ class Snapshot:
     @staticmethod
     def load(folder: Path, manifest: IndexManifest, before: Snapshot | None = None) -> Snapshot:
         """Open the state described by a manifest; its files must still exist."""
-        known: dict[str, tuple[SegmentEntry, Segment]] = {}
+        open_segments: dict[str, tuple[SegmentEntry, Segment]] = {}
         if before is not None and before.damage is None:
-            known = {
-                one[0].name: one
-                for one in zip(before.manifest.segments, before.segments, strict=True)
-            }
+            for entry, segment in zip(before.manifest.segments, before.segments, strict=True):
+                open_segments[entry.name] = (entry, segment)
         segments = []
         for entry in manifest.segments:
-            old, segment = known.get(entry.name, (None, None))
-            if old is None or segment is None or old.files != entry.files:
+            old_entry, old_segment = open_segments.get(entry.name, (None, None))
+            if old_entry is None or old_segment is None or old_entry.files != entry.files:
                 segments.append(load_segment(folder, entry, manifest))
             else:
-                segment.items.open()
-                segments.append(segment._replace(dead=entry.dead_rows()))
+                old_segment.items.open()
+                segments.append(old_segment._replace(dead=entry.dead_rows()))
         return Snapshot(manifest, tuple(segments))
 
     def check_arrays(self, codebooks: Codebooks, unchecked: dict[Path, FileFact]) -> None:
-        """Raise :class:`ArtifactMismatch` for codes, levels or dimensions that the model does not have.
+        """Check that the codes and embeddings of all items fit the model.
 
-        From then on :meth:`check_files` compares the model's ``unchecked`` files with their checksums, too.
-        """
-        sizes = [
-            *codebooks.sizes,
-            256,
-            256,
-        ]  # half norm and density have a byte each, or are missing
-        width = stored_width(codebooks.dim, self.manifest.embedding_bits)
-        for segment in self.segments:
-            ids, stored = segment.table.ids, segment.embeddings
-            columns, most = ids.shape[1], np.iinfo(ids.dtype).max
-            if (
-                columns not in (len(sizes), len(sizes) - 2)
-                or (stored is not None and stored.values.shape[1] != width)
-                or any(
-                    ids[:, n].max(initial=0) >= sizes[n] for n in range(columns) if sizes[n] <= most
-                )
-            ):
-                raise ArtifactMismatch(
-                    f"{segment.folder} has other codes or embeddings than the model: expected {len(sizes)} "
-                    f"columns of codes below {sizes}, and embeddings of {width} numbers; {REMEDY}"
-                )
-        self._unchecked.append(unchecked)
-
-    def check_files(self, *, max_bytes: float = math.inf) -> None:
-        """Compare the files with their checksums, each once, the smallest first, up to so many bytes.
+        Parameters
+        ----------
+        unchecked
+            Files of the model, which :meth:`check_files` compares with their checksums from now on.
 
         Raises
         ------
         ArtifactMismatch
-            A file is damaged. Every later search of this state raises this, too.
+            The model does not have such codes, levels or dimensions.
+        """
+        # The columns are the codes of all levels, then half norm and density, of one byte each. The
+        # last two may be missing.
+        sizes = [*codebooks.sizes, 256, 256]
+        width = stored_width(codebooks.dim, self.manifest.embedding_bits)
+        for segment in self.segments:
+            embeddings = segment.embeddings
+            has_width = embeddings is None or embeddings.values.shape[1] == width
+            if not has_width or not _has_codes_below(segment.table.ids, sizes):
+                raise ArtifactMismatch(
+                    f"{segment.folder} has other codes or embeddings than the model: expected "
+                    f"{len(sizes)} columns of codes below {sizes}, and embeddings of {width} "
+                    f"numbers; {REMEDY}"
+                )
+        self._unchecked.append(unchecked)
+
+    def check_files(self, *, max_bytes: float = math.inf) -> None:
+        """Compare files with their checksums, each once, the smallest first, up to ``max_bytes``.
+
+        Raises
+        ------
+        ArtifactMismatch
+            A file is damaged. Every later search of this state raises this error, too.
         """
         with self._checking:
-            # Another state that shares a segment may compare its files at the same time.
+            # Another state that shares a segment may check its files at the same time.
             files = [
-                (path, fact, own) for own in self._unchecked for path, fact in list(own.items())
+                (path, fact, unchecked)
+                for unchecked in self._unchecked
+                for path, fact in list(unchecked.items())
             ]
-            for path, fact, own in sorted(files, key=lambda file: file[1].bytes):
+            for path, fact, unchecked in sorted(files, key=lambda file: file[1].bytes):
                 max_bytes -= fact.bytes
                 if self.damage is not None or max_bytes < 0:
                     break
-                with contextlib.suppress(
-                    FileNotFoundError
-                ):  # removed by a writer, and still mapped
+                # A file that a writer has removed is still mapped, and can be read.
+                with contextlib.suppress(FileNotFoundError):
                     if file_fingerprint(path) != fact.sha256:
                         self.damage = f"{path} is damaged: its contents have changed; {REMEDY}"
                         break
-                own.pop(path, None)
+                unchecked.pop(path, None)
             self.needs_check = self.damage is not None
             if self.damage is not None:
                 raise ArtifactMismatch(self.damage)
 
     @property
     def folder(self) -> Path:
-        """Folder of the index; only for an index with segments."""
+        """Folder of the index, which must have a segment."""
         return self.segments[0].folder.parents[1]
 
     @cached_property
@@ -191,31 +204,32 @@ class Snapshot:
 
     @cached_property
     def num_rows(self) -> int:
-        """Number of items that are not deleted, and of passages."""
+        """Number of alive items and all passages."""
         return self.num_alive + sum(len(segment.passages) for segment in self.segments)
 
     @cached_property
     def max_passages(self) -> int:
-        """The largest number of passages that an item has beside its beginning."""
-        return max(
-            (int(np.bincount(one.passages[:, 0]).max(initial=0)) for one in self.segments),
-            default=0,
-        )
+        """Maximum number of passages of an item, not counting its beginning."""
+        counts = [np.bincount(segment.passages[:, 0]) for segment in self.segments]
+        return max((int(count.max(initial=0)) for count in counts), default=0)
 
     def owner_rows(
         self, segments: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]
     ) -> Int64[np.ndarray, " rows"]:
-        """Return the rows of the items that rows of segments belong to, which may be passages'."""
+        """Return the row of the item that each row belongs to: of a passage, that of its item."""
         if not self.max_passages:
             return rows
         owners = rows.copy()
         for number, segment in enumerate(self.segments):
-            late = np.flatnonzero((segments == number) & (rows >= segment.num_items))
-            owners[late] = segment.passages[rows[late] - segment.num_items, 0]
+            of_passages = np.flatnonzero((segments == number) & (rows >= segment.num_items))
+            owners[of_passages] = segment.passages[rows[of_passages] - segment.num_items, 0]
         return owners
 
     def alive(self) -> Iterator[tuple[Item, Location]]:
-        """Yield every item that is not deleted, with its place; paths of stored pictures stay relative."""
+        """Yield every item that is not deleted, with its location.
+
+        Paths of stored pictures are relative to the folder of the index.
+        """
         for number, segment in enumerate(self.segments):
             dead = set(segment.dead.tolist())
             for row, item in enumerate(segment.items.all()):
@@ -228,41 +242,46 @@ class Snapshot:
 
     @cached_property
     def search_segments(self) -> list[SearchSegment]:
-        """The segments' ID tables, with the items that are not deleted."""
-        return [
-            SearchSegment(
-                segment.table,
-                None if (mask := segment.alive_mask()) is None else segment.allow(mask),
-            )
-            for segment in self.segments
-        ]
+        """The ID tables of the segments, with the items that are not deleted."""
+        search_segments = []
+        for segment in self.segments:
+            mask = segment.alive_mask()
+            allowed = None if mask is None else segment.allow(mask)
+            search_segments.append(SearchSegment(segment.table, allowed))
+        return search_segments
 
     def evidence(self, ranker: CodeRanker) -> Evidence:
-        """Return what the hits of this index can be re-ranked by.
+        """Return the arrays that hits are re-ranked with.
 
         Parameters
         ----------
         ranker
-            That of the index's model.
+            The ranker of the index's model.
         """
         if self._evidence is None:
-            kind = self.manifest.embeddings
-            vectors = (
-                None if kind == "none" else [segment.vectors(ranker) for segment in self.segments]
-            )
-            densities = [one.densities for one in self.segments if one.densities is not None]
+            stored = self.manifest.embeddings
+            vectors = None
+            if stored != "none":
+                vectors = [segment.vectors(ranker) for segment in self.segments]
+            densities = None
+            if stored == "fused":
+                arrays = [segment.densities for segment in self.segments]
+                densities = [array for array in arrays if array is not None]
             self._evidence = Evidence(
                 ranker,
                 vectors,
-                kind == "raw",
-                densities if kind == "fused" else None,
+                stored == "raw",
+                densities,
                 fade_width=fade_width(self.num_rows),
             )
         return self._evidence
 
     @cached_property
     def modalities(self) -> list[Modality]:
-        """The modalities of the items, most frequent first. Deleted items count until they are compacted."""
+        """The modalities of the items, most frequent first.
+
+        Deleted items count until the index is compacted.
+        """
         counts: Counter[Modality] = Counter()
         for segment in self.segments:
             counts.update(segment.items.count_by_modality())
@@ -276,45 +295,49 @@ class Snapshot:
             counts.subtract(item.modality for item in segment.items.get(segment.dead.tolist()))
         return {modality: count for modality, count in counts.items() if count}
 
-    def restriction(self, wanted: Filter, *, deadline: float = math.inf) -> Restriction:
+    def restriction(self, conditions: Filter, *, deadline: float = math.inf) -> Restriction:
         """Return the items that a filter allows; the results of the last filters are cached.
 
         Raises like :func:`genius_search.index.filters.matching_items_of_stores`.
         """
-        known = self._restrictions.get(wanted)
-        if known is None:
-            from genius_search.index.filters import matching_items_of_stores  # noqa: PLC0415  needed only here
+        restriction = self._restrictions.get(conditions)
+        if restriction is None:
+            from genius_search.index.filters import (  # noqa: PLC0415  needed only here
+                matching_items_of_stores,
+            )
 
             stores = [segment.items for segment in self.segments]
-            known = self.restrict(matching_items_of_stores(stores, wanted, deadline=deadline))
+            restriction = self.restrict(
+                matching_items_of_stores(stores, conditions, deadline=deadline)
+            )
             with self._caching:
                 while len(self._restrictions) >= MAX_CACHED_FILTERS:
                     self._restrictions.pop(next(iter(self._restrictions)))
-                self._restrictions[wanted] = known
-        return known
+                self._restrictions[conditions] = restriction
+        return restriction
 
     def cached_words(self, words: Sequence[str]) -> dict[str, Int64[np.ndarray, " items"] | None]:
-        """Return what is remembered of words."""
+        """Return the cached locations of items that contain words, without other words."""
         with self._caching:
-            cache = self.places_of_words
+            cache = self._locations_of_words
             return {word: cache[word] for word in words if word in cache}
 
     def cache_words(
-        self, places_of_words: Mapping[str, Int64[np.ndarray, " items"] | None]
+        self, locations_of_words: Mapping[str, Int64[np.ndarray, " items"] | None]
     ) -> None:
-        """Remember the items that contain words; the first words make room for later ones."""
+        """Cache the locations of items that contain words; the oldest words are removed."""
         with self._caching:
-            cache = self.places_of_words
-            for word, places in places_of_words.items():
+            cache = self._locations_of_words
+            for word, locations in locations_of_words.items():
                 if word not in cache:
-                    cache[word] = places
-                    self._num_cached += 1 if places is None else 1 + len(places)
-            while self._num_cached > MAX_CACHED_LOCATIONS:
-                places = cache.pop(next(iter(cache)))
-                self._num_cached -= 1 if places is None else 1 + len(places)
+                    cache[word] = locations
+                    self._num_cached_locations += 1 if locations is None else 1 + len(locations)
+            while self._num_cached_locations > MAX_CACHED_LOCATIONS:
+                locations = cache.pop(next(iter(cache)))
+                self._num_cached_locations -= 1 if locations is None else 1 + len(locations)
 
     def restrict(self, masks: Sequence[Bool[np.ndarray, " _"]]) -> Restriction:
-        """Return the items of each segment's mask that are not deleted, which are taken out of it."""
+        """Return the items of each segment's mask that are not deleted; the masks are changed."""
         for segment, mask in zip(self.segments, masks, strict=True):
             mask[segment.dead] = False
         return tuple(
@@ -324,18 +347,21 @@ class Snapshot:
     def items_at(
         self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]
     ) -> list[Item]:
-        """Return items by segment and row, in this order, with absolute image paths."""
-        found: dict[int, Item] = {}
+        """Return the items at locations, in the same order, with absolute image paths."""
+        items: dict[int, Item] = {}
         for number in sorted(set(segments.tolist())):
-            segment, places = self.segments[number], np.flatnonzero(segments == number)
-            home = str(segment.folder.parents[1])
-            for place, item in zip(
-                places.tolist(), segment.items.get(rows[places].tolist()), strict=True
-            ):
-                if item.image is not None:  # a tenth of the time of a Path
-                    item = item._replace(image=os.path.join(home, item.image))  # noqa: PTH118, PLW2901
-                found[place] = item
-        return [found[place] for place in range(len(rows))]
+            segment = self.segments[number]
+            positions = np.flatnonzero(segments == number)
+            index_folder = str(segment.folder.parents[1])
+            stored = segment.items.get(rows[positions].tolist())
+            for position, item in zip(positions.tolist(), stored, strict=True):
+                if item.image is not None:
+                    # os.path.join takes a tenth of the time of a Path.
+                    image = os.path.join(index_folder, item.image)  # noqa: PTH118
+                    items[position] = item._replace(image=image)
+                else:
+                    items[position] = item
+        return [items[position] for position in range(len(rows))]
 
     def locate(self, item_id: str | int) -> Location:
         """Return where an item is stored.
@@ -343,13 +369,13 @@ class Snapshot:
         Raises
         ------
         UnknownItem
-            It is not in the index.
+            The item is not in the index.
         UsageError
-            It is not an id.
+            ``item_id`` is not an id.
         """
         name = as_id(item_id)
-        for found in self.item_states([name]).values():
-            return found.location
+        for state in self.item_states([name]).values():
+            return state.location
         raise UnknownItem(f"there is no item {name!r} in this index")
 
     def item_at(self, location: Location) -> Item:
@@ -359,32 +385,52 @@ class Snapshot:
     def id_at(self, location: Location) -> Integer[np.ndarray, " columns"]:
         """Return the ID of the item at a location: its codes, then its norm and density."""
         table = self.segments[location.segment].table
-        (listed,) = np.flatnonzero(table.items == location.row)
-        return np.asarray(table.ids[np.searchsorted(table.bucket_starts, listed, side="right") - 1])
+        # The table lists rows of items by bucket, and each bucket has one row of ids.
+        (position,) = np.flatnonzero(table.items == location.row)
+        bucket = np.searchsorted(table.bucket_starts, position, side="right") - 1
+        return np.asarray(table.ids[bucket])
 
     def item_states(self, item_ids: Sequence[str]) -> dict[str, ItemState]:
-        """Return what is known of the given items, without those that are not in the index."""
-        known: dict[str, ItemState] = {}
+        """Return the states of items by their ids, without ids that are not in the index."""
+        states: dict[str, ItemState] = {}
         for number, segment in enumerate(self.segments):
-            found = segment.items.find_ids(item_ids)
-            is_dead = np.isin([row for _, row, *_ in found], segment.dead)
-            for (name, row, stamp, content, root), dead in zip(found, is_dead, strict=True):
+            stored = segment.items.find_ids(item_ids)
+            is_dead = np.isin([row for _, row, *_ in stored], segment.dead)
+            for (item_id, row, stamp, content, root), dead in zip(stored, is_dead, strict=True):
                 if not dead:
-                    known[name] = ItemState(stamp, content, root, Location(number, row))
-        return known
+                    states[item_id] = ItemState(stamp, content, root, Location(number, row))
+        return states
+
+
+def _has_codes_below(ids: Integer[np.ndarray, "ids columns"], sizes: Sequence[int]) -> bool:
+    """Return whether an array of IDs has a column for each size, with smaller codes.
+
+    The last two columns may be missing.
+    """
+    columns = ids.shape[1]
+    if columns not in (len(sizes), len(sizes) - 2):
+        return False
+    # Codes of one byte are always below 256: such columns need not be read.
+    largest = np.iinfo(ids.dtype).max
+    return all(
+        sizes[column] > largest or ids[:, column].max(initial=0) < sizes[column]
+        for column in range(columns)
+    )
 
 
 @contextlib.contextmanager
 def check_on_error(snapshot: Snapshot) -> Iterator[None]:
-    """Read an index only if none of its files is known to be damaged, and look for damage if reading fails.
+    """Run a block that reads the index; if it fails, check whether a file is damaged.
 
-    When a state is first read, up to :data:`MAX_BYTES_CHECKED_FIRST` bytes of its files are compared with their
-    checksums. Wrap only code that reads the index, never an encoder or the parsing of a request.
+    Known damage raises an error at once. When a state is first read, up to
+    :data:`MAX_BYTES_CHECKED_FIRST` bytes of its files are compared with their checksums. Wrap only code that reads the index, never an encoder or the
+    parsing of a request.
 
     Raises
     ------
     ArtifactMismatch
-        A file is damaged; the message names it. Or it is as it was written, and not by GENIUS.
+        A file is damaged; the message names it. Or no file has changed, but GENIUS did not write
+        it.
     """
     if snapshot.needs_check:
         snapshot.check_files(max_bytes=MAX_BYTES_CHECKED_FIRST)
@@ -392,6 +438,6 @@ def check_on_error(snapshot: Snapshot) -> Iterator[None]:
         yield
     except (ArtifactError, sqlite3.Error, LookupError, ValueError) as error:
         if isinstance(error, GeniusError) and not isinstance(error, ArtifactError):
-            raise  # of the request
+            raise  # an error in the request
         snapshot.check_files()
         raise ArtifactMismatch(f"{snapshot.folder} cannot be read ({error}); {REMEDY}") from error

@@ -1,4 +1,8 @@
-"""Features of items: encoded, given as vectors, or taken from the stored embeddings of an index."""
+"""Features of items: encoded, given as vectors, or taken from the stored embeddings of an index.
+
+:class:`SavedFeatures` encodes in blocks, and saves finished blocks as shards in ``.work/``, so that
+an interrupted run loses little. Its rows are found by a key of each item, not by position.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +48,16 @@ from genius_search.training.features import SHARD_ROWS, FeatureRow, encode_shard
 from genius_search.writing import make_folder
 
 FIRST_BLOCK_ITEMS: Final = 8
-"""Items that are encoded together at first, and twice as many while that takes less than a second: an
-interrupted run loses at most those. Where there are pictures, texts tell nothing of their time."""
+"""Number of items that are encoded together at first. Blocks double in size while they take less than
+half of :data:`MAX_BLOCK_SECONDS`: an interrupted run loses at most about one block."""
+MAX_BLOCK_SECONDS: Final = 1.0
+"""Time that a block of items should take at most."""
 MAX_BLOCK_IMAGES: Final = 32
 MAX_BLOCK_TEXTS: Final = 1024
 SAVE_INTERVAL_SECONDS: Final = 10.0
-"""Features are saved so often."""
+"""Time after which encoded features are saved."""
+KEY_BYTES: Final = 8
+"""Length of the hashes that identify items in saved features."""
 
 
 class VectorFeatures(Features):
@@ -58,7 +66,7 @@ class VectorFeatures(Features):
     Parameters
     ----------
     read
-        returns the vectors of some rows.
+        Returns the vectors of some rows.
     """
 
     def __init__(
@@ -89,39 +97,45 @@ def vector_features(
     rows: Int64[np.ndarray, " rows"],
     modality: Int8[np.ndarray, " rows"],
 ) -> VectorFeatures:
-    """Return some rows of given vectors as features, at unit length."""
+    """Return rows of vectors as features, scaled to unit length."""
 
-    def read(some: Int64[np.ndarray, " some"]) -> Float32[np.ndarray, "some dim"]:
-        chosen = np.asarray(
-            vectors[rows[some]], dtype=np.float64
-        )  # in which large squares are finite
-        return np.asarray(normalize(chosen), dtype=np.float32)
+    def read(numbers: Int64[np.ndarray, " numbers"]) -> Float32[np.ndarray, "numbers dim"]:
+        # In 64 bits, the squares of large values are finite.
+        values = np.asarray(vectors[rows[numbers]], dtype=np.float64)
+        return np.asarray(normalize(values), dtype=np.float32)
 
     return VectorFeatures(modality, vectors.shape[1], read)
 
 
 def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
-    """Return the stored embeddings of items and their passages as features, what was added last first."""
+    """Return the stored embeddings of items and their passages as features, newest segment first.
+
+    The rows are numbered through all segments. With 3 alive rows in the newest segment and 5 in the
+    one before it, ``starts`` is 0, 3, 8, and row 4 is the second alive row of the latter.
+    """
     newest_first = snapshot.segments[::-1]
     vectors = [segment.vectors(model.ranker) for segment in newest_first]
-    alive = [segment.with_passages(segment.alive_rows()) for segment in newest_first]
-    starts = np.cumsum([0, *map(len, alive)])
+    alive_rows = [segment.with_passages(segment.alive_rows()) for segment in newest_first]
+    starts = np.cumsum([0, *map(len, alive_rows)])
 
     def read(rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
-        found = np.empty((len(rows), model.dim), dtype=np.float32)
+        embeddings = np.empty((len(rows), model.dim), dtype=np.float32)
         segments = np.searchsorted(starts, rows, side="right") - 1
         for number, stored in enumerate(vectors):
-            inside = segments == number
-            found[inside] = stored(alive[number][rows[inside] - starts[number]])
-        return found
+            is_inside = segments == number
+            segment_rows = alive_rows[number][rows[is_inside] - starts[number]]
+            embeddings[is_inside] = stored(segment_rows)
+        return embeddings
 
     # The first code of an ID is the item's modality.
-    tables = [segment.table for segment in newest_first]
-    firsts = [
-        table.ids[table.rows_of_items[rows], 0] for table, rows in zip(tables, alive, strict=True)
-    ]
-    modality = np.concatenate([np.zeros(0), *firsts]).astype(np.int8)
+    first_codes = [np.zeros(0)]
+    for segment, rows in zip(newest_first, alive_rows, strict=True):
+        table = segment.table
+        first_codes.append(table.ids[table.rows_of_items[rows], 0])
+    modality = np.concatenate(first_codes).astype(np.int8)
     features = VectorFeatures(modality, model.dim, read)
+    # Only the fingerprint is used: it says whether saved work was made from the same items.
+    entries = [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
     features.manifest = Manifest(
         format=ARTIFACT_FORMAT,
         kind=KIND,
@@ -129,9 +143,7 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
         inputs={},
         facts={},
         files={},
-        fingerprint=fingerprint_of(
-            [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
-        ),
+        fingerprint=fingerprint_of(entries),
     )
     return features
 
@@ -139,14 +151,23 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
 def draw_embeddings(
     features: Features, fuse: Callable[[np.ndarray, np.ndarray], np.ndarray] = sum_features
 ) -> tuple[Float32[np.ndarray, "items dim"], Int8[np.ndarray, " items"]]:
-    """Return the fused features and the modalities of all items, or of :data:`MAX_FIT_ITEMS` drawn ones."""
+    """Return the fused features and the modalities of items, for fitting codebooks.
+
+    All items are returned, or :data:`MAX_FIT_ITEMS` random ones, which are always the same.
+    """
     rows = np.sort(np.random.default_rng(0).permutation(len(features))[:MAX_FIT_ITEMS])
     sampled = features.gather(rows)
     return fuse(sampled.image, sampled.text), features.modality[rows]
 
 
 def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
-    """Yield the feature row of each item; paths of stored images are relative to the index's folder."""
+    """Yield the row to encode for each item, with its position as id.
+
+    Parameters
+    ----------
+    folder
+        Folder of the index, which the paths of stored pictures are relative to.
+    """
     for number, item in enumerate(items):
         yield FeatureRow(
             id=number,
