@@ -48,8 +48,8 @@ from genius_search.training.features import SHARD_ROWS, FeatureRow, encode_shard
 from genius_search.writing import make_folder
 
 FIRST_BLOCK_ITEMS: Final = 8
-"""Number of items that are encoded together at first. Blocks double in size while they take less than
-half of :data:`MAX_BLOCK_SECONDS`: an interrupted run loses at most about one block."""
+"""Number of items that are encoded together at first. Blocks double in size while they take less
+than half of :data:`MAX_BLOCK_SECONDS`: an interrupted run loses at most about one block."""
 MAX_BLOCK_SECONDS: Final = 1.0
 """Time that a block of items should take at most."""
 MAX_BLOCK_IMAGES: Final = 32
@@ -179,39 +179,44 @@ def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
 
 
 class SavedFeatures:
-    """Features of items, saved in ``.work/`` while they are made; a later run goes on with what is there.
+    """Encodes items, and saves their features in ``.work/``, where a later run finds them.
 
-    They are looked up by item, so that a run goes on also when the pool has changed meanwhile.
+    Features are found by a hash of the item's id and stamp. So an interrupted run can be continued
+    even if the pool has changed, and an item that has changed is encoded again.
     """
 
     def __init__(self, folder: Path, encoder: Encoder) -> None:
         self._folder, self._encoder = folder, encoder
-        self._shards: list[Shard] = []
-        self._contents: list[str | None] = []
-        """Of the items of the shards that are not saved yet."""
+        self._unsaved_shards: list[Shard] = []
+        self._unsaved_contents: list[str | None] = []
+        """Content hash for each row of the unsaved shards."""
 
     @cached_property
-    def _place(self) -> Path:
-        kind = fingerprint_of([self._encoder.fingerprint, ROW.names])
-        return self._folder / WORK / f"features-{kind[:12]}"
+    def _work_folder(self) -> Path:
+        """Folder of the saved shards, for one encoder and one format of rows."""
+        fingerprint = fingerprint_of([self._encoder.fingerprint, ROW.names])
+        return self._folder / WORK / f"features-{fingerprint[:12]}"
 
     def encode(
         self,
         items: Iterable[Item],
-        complete: Callable[[Item], Item],
+        add_file_fields: Callable[[Item], Item],
         expected: int,
         progress: Progress,
     ) -> tuple[Features, list[str | None]]:
-        """Return the features of items with stamps, their ids the numbers of the items; and the contents.
+        """Return the features of items, and the content hash of each row of the features.
 
-        What cannot be read is left out.
+        The ids of the features are the positions of the items. Items that cannot be read have no
+        row, and are listed in ``left_out`` of the features.
 
         Parameters
         ----------
-        complete
-            adds to an item what is inside its file.
+        items
+            Items with stamps.
+        add_file_fields
+            Adds to an item the text and fields that are stored inside its file.
         expected
-            the number of items.
+            The number of items.
 
         Raises
         ------
@@ -219,79 +224,108 @@ class SavedFeatures:
             Features are not finite.
         """
         progress.begin("encode", expected)
-        saved = {one for shard in read_shards(self._place) for one in shard.rows["id"].tolist()}
-        has_pixels = self._encoder.needs_pixels and reads_images(self._encoder)
-        most = MAX_BLOCK_IMAGES if has_pixels else MAX_BLOCK_TEXTS
-        remaining, size = iter(items), min(FIRST_BLOCK_ITEMS, most)
+        saved_keys: set[int] = set()
+        for shard in read_shards(self._work_folder):
+            saved_keys.update(shard.rows["id"].tolist())
         keys = array("q")
         left_out: list[LeftOut] = []
-        saved_at = time.monotonic()
-        while block := list(islice(remaining, size)):
-            began = time.monotonic()
-            own = [*map(_key, block)]
-            keys.extend(own)
-            new = [(key, item) for key, item in zip(own, block, strict=True) if key not in saved]
-            left_out += (one._replace(id=keys.index(one.id)) for one in self._encode(new, complete))
+        remaining = iter(items)
+        block_size = min(FIRST_BLOCK_ITEMS, self._max_block_size)
+        last_save = time.monotonic()
+        while block := list(islice(remaining, block_size)):
+            block_start = time.monotonic()
+            keyed = [(_key(item), item) for item in block]
+            keys.extend(key for key, _ in keyed)
+            new = [(key, item) for key, item in keyed if key not in saved_keys]
+            problems = self._encode_block(new, add_file_fields)
+            left_out += (problem._replace(id=keys.index(problem.id)) for problem in problems)
             progress.advance(len(keys), {})
-            is_telling = bool(new) and (not has_pixels or all(item.image for _, item in new))
-            if is_telling and time.monotonic() - began < 0.5:  # the next block takes twice as long
-                size = min(2 * size, most)
-            if (
-                time.monotonic() - saved_at > SAVE_INTERVAL_SECONDS
-                or len(self._contents) >= SHARD_ROWS
-            ):
+            # The next block takes twice as long if it has twice the items.
+            is_fast = 2 * (time.monotonic() - block_start) < MAX_BLOCK_SECONDS
+            if is_fast and self._shows_speed(new):
+                block_size = min(2 * block_size, self._max_block_size)
+            is_save_due = time.monotonic() - last_save > SAVE_INTERVAL_SECONDS
+            if is_save_due or len(self._unsaved_contents) >= SHARD_ROWS:
                 self.save()
-                saved_at = time.monotonic()
-        features = Features([*read_shards(self._place), *self._shards])
-        files = sorted(self._place.glob(f"shard-*/{CONTENTS}"))
-        contents = [one for file in files for one in json.loads(file.read_text())] + self._contents
-        if contents:
-            rows, exists = rows_of_ids(features.ids, np.array(keys, dtype=np.int64))
-            numbers = np.flatnonzero(exists)
-            features.select(rows[numbers], numbers)
-            contents = [contents[row] for row in rows[numbers].tolist()]
+                last_save = time.monotonic()
+        features, contents = self._collect(keys)
         features.left_out = left_out
         return features, contents
 
-    def _encode(
-        self, items: Sequence[tuple[int, Item]], complete: Callable[[Item], Item]
+    def save(self) -> None:
+        """Save the features that are not saved yet, as one shard."""
+        if self._unsaved_contents:
+            make_folder(self._work_folder)
+            number = sum(1 for _ in self._work_folder.glob("shard-*"))
+            shard = join_shards(self._unsaved_shards)
+            write_shard(self._work_folder, number, shard, contents=self._unsaved_contents)
+        self._unsaved_shards, self._unsaved_contents = [], []
+
+    @property
+    def _has_pixels(self) -> bool:
+        """Whether the encoder decodes pictures, which takes longer than texts."""
+        return self._encoder.needs_pixels and reads_images(self._encoder)
+
+    @property
+    def _max_block_size(self) -> int:
+        return MAX_BLOCK_IMAGES if self._has_pixels else MAX_BLOCK_TEXTS
+
+    def _shows_speed(self, encoded: Sequence[tuple[int, Item]]) -> bool:
+        """Return whether the time of a block predicts that of the next one.
+
+        Saved items take no time, and texts say nothing about the time of pictures.
+        """
+        return bool(encoded) and (not self._has_pixels or all(item.image for _, item in encoded))
+
+    def _encode_block(
+        self, keyed: Sequence[tuple[int, Item]], add_file_fields: Callable[[Item], Item]
     ) -> Sequence[LeftOut]:
-        """Encode items with their keys; return what is left out."""
-        if not items:
+        """Encode items with their keys; return the items that are left out, with keys as ids."""
+        if not keyed:
             return ()
         contents: dict[int, str | None] = {}
-        for key, item in items:  # before encoding, since a file may change meanwhile
+        for key, item in keyed:  # before encoding, since a file may change meanwhile
             content = ContentHash.of(item, self._folder)
             contents[key] = None if content is None else str(content)
-        rows = feature_rows((complete(item) for _, item in items), self._folder)
-        keyed = [row._replace(id=key) for row, (key, _) in zip(rows, items, strict=True)]
-        shard = encode_shard(keyed, self._encoder, skip_bad_images=True)
-        self._shards.append(shard)
-        self._contents += [contents[key] for key in shard.rows["id"].tolist()]
-        names = {
-            key: item.id for key, item in items if (item.image or "").startswith(f"{PICTURES}/")
+        rows = feature_rows((add_file_fields(item) for _, item in keyed), self._folder)
+        keyed_rows = [row._replace(id=key) for row, (key, _) in zip(rows, keyed, strict=True)]
+        shard = encode_shard(keyed_rows, self._encoder, skip_bad_images=True)
+        self._unsaved_shards.append(shard)
+        self._unsaved_contents += [contents[key] for key in shard.rows["id"].tolist()]
+        # A stored picture is reported by the id of its item, since its name is a hash.
+        item_ids = {
+            key: item.id for key, item in keyed if (item.image or "").startswith(f"{PICTURES}/")
         }
-        return [one._replace(file=names.get(one.id, one.file)) for one in shard.left_out]
+        return [
+            problem._replace(file=item_ids.get(problem.id, problem.file))
+            for problem in shard.left_out
+        ]
 
-    def save(self) -> None:
-        """Save what is not saved yet."""
-        if self._contents:
-            make_folder(self._place)
-            number = sum(1 for _ in self._place.glob("shard-*"))
-            shard = join_shards(self._shards)
-            write_shard(self._place, number, shard, contents=self._contents)
-        self._shards, self._contents = [], []
+    def _collect(self, keys: array[int]) -> tuple[Features, list[str | None]]:
+        """Return the features and contents of items by their keys, saved or unsaved."""
+        features = Features([*read_shards(self._work_folder), *self._unsaved_shards])
+        contents: list[str | None] = []
+        for file in sorted(self._work_folder.glob(f"shard-*/{CONTENTS}")):
+            contents += json.loads(file.read_text())
+        contents += self._unsaved_contents
+        if contents:
+            rows, exists = look_up(features.ids, np.array(keys, dtype=np.int64))
+            positions = np.flatnonzero(exists)
+            features.select(rows[positions], positions)
+            contents = [contents[row] for row in rows[positions].tolist()]
+        return features, contents
 
 
 def _key(item: Item) -> int:
-    """Return a number for an item as it is now."""
-    digest = hashlib.blake2b(f"{item.stamp} {item.id}".encode(), digest_size=8).digest()
+    """Return a hash of an item's id and stamp, as a signed number of 64 bits."""
+    text = f"{item.stamp} {item.id}".encode()
+    digest = hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 @contextmanager
 def saved_features(folder: Path, encoder: Encoder) -> Iterator[SavedFeatures]:
-    """Yield what encodes items of an index; if the block raises, what was encoded is saved."""
+    """Yield an encoder of items that saves its features if the block raises an error."""
     work = SavedFeatures(folder, encoder)
     try:
         yield work
