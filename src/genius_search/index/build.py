@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int8, Shaped
@@ -95,6 +95,10 @@ LEFTOVERS: Final = frozenset(
 """Names that an interrupted writer may leave in the folder of an index."""
 NAME_FIELDS: Final = ("folder", "name")
 """Fields that follow from the path of a file, and change when it is moved."""
+
+
+Fuse: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""A function from image and text features, 0 where absent, to unit embeddings."""
 
 
 class PlannedChange(NamedTuple):
@@ -750,6 +754,8 @@ def encode_items(
     features: Features,
     manifest: IndexManifest,
     progress: Progress,
+    *,
+    fuse: Fuse | None = None,
 ) -> Iterator[Batch]:
     """Compute the IDs of items and passages from their features, and yield them in batches.
 
@@ -757,6 +763,8 @@ def encode_items(
     ----------
     entries
         Items and passages, one for each row of ``features``.
+    fuse
+        Function from image and text features to embeddings; by default the fusion of the model.
 
     Raises
     ------
@@ -777,6 +785,7 @@ def encode_items(
             features.modality[rows],
             embeddings=manifest.embeddings,
             bits=manifest.embedding_bits,
+            fuse=fuse,
         )
         yield batch, arrays
         progress.advance(start + len(rows), {})
@@ -789,9 +798,11 @@ def encode_batch(
     *,
     embeddings: StoredEmbeddings,
     bits: EmbeddingBits = 16,
+    fuse: Fuse | None = None,
 ) -> ItemArrays:
     """Return the IDs of items, and their embeddings with ``bits`` per number if any are stored."""
-    encoded = model.encode(features, modality)
+    fused = (fuse or model.fuse)(features.image, features.text)
+    encoded = model.coder.encode_items(fused, modality)
     vectors = scales = densities = None
     if embeddings == "fused":
         norm_and_density = model.coder.norm_and_density

@@ -1,6 +1,7 @@
-"""Learning of an index that was created with an encoder: its model is replaced in place, and all IDs with it.
+"""Replacing the model of an index that was created with an encoder, and all IDs with it.
 
-:func:`refit_index` fits the codebooks anew to the items, :func:`fit_index` trains on queries with answers.
+:func:`refit_index` fits codebooks to the items; :func:`fit_index` trains on queries with answers.
+Either writes all items with the new IDs, and commits the new state with its model in one step.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import shutil
-from collections.abc import Container, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -24,7 +24,7 @@ from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.encoders.open import load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
-from genius_search.index.build import MAX_BATCH_ITEMS, encode_items, with_recall
+from genius_search.index.build import MAX_BATCH_ITEMS, Fuse, encode_items, with_recall
 from genius_search.index.calibrate import (
     NUM_FIRST_HITS,
     PAIRS_FORMAT,
@@ -59,15 +59,17 @@ from genius_search.training.features import FeatureRow, embed
 from genius_search.writing import new_folder, sync, sync_tree
 
 MIN_REFIT_GROWTH: Final = 1.5
-"""A refit is suggested when an index has this many times the items that its codebooks were fitted to."""
+"""Growth of an index, since its codebooks were fitted, from which on a refit is suggested."""
 MIN_TRAINING_BITS: Final = 4
-"""Fewest bits of stored embeddings that are trained on instead of features."""
+"""Minimum bits per number of stored embeddings that can take the place of features in training."""
 MIN_TRAINING_PAIRS: Final = 100
-"""Fewer pairs are not enough to train on most and measure on the others."""
+"""Minimum number of pairs, of which most are trained on and the others measured."""
 HELD_OUT_SHARE: Final = 0.1
-"""Share of the pairs that are measured on."""
+"""Share of the pairs that are not trained on, but measured."""
 MIN_HELD_OUT_PAIRS: Final = 20
 MAX_HELD_OUT_PAIRS: Final = 1000
+MAX_LENGTH_ERROR: Final = 0.01
+"""Features whose lengths differ from 1 by less are unit vectors."""
 
 
 class Recall(NamedTuple):
@@ -78,7 +80,7 @@ class Recall(NamedTuple):
 
     @staticmethod
     def of(is_right: Bool[np.ndarray, "queries hits"]) -> Recall:
-        """Return the recall of queries, from which of their first five hits are right."""
+        """Return the recall, given a mask of the right answers among the first five hits."""
         return Recall(float(is_right[:, 0].mean()), float(is_right.any(axis=1).mean()))
 
 
@@ -89,122 +91,321 @@ class Fitted(NamedTuple):
     """Whether the index now has the new model."""
     pairs: int
     left_out: int
-    """Pairs whose items are not in the index."""
+    """Number of pairs whose items are not in the index."""
     measured: int
-    """Pairs that were not trained on, and are measured."""
+    """Number of pairs that were not trained on, but measured."""
     before: Recall
     after: Recall
+
+
+class _AliveItems(NamedTuple):
+    """Modality and number of each alive item, by its id; passages are numbered, too."""
+
+    modalities: dict[str, Modality]
+    numbers: dict[str, int]
+
+    @staticmethod
+    def of(snapshot: Snapshot) -> _AliveItems:
+        """Number the entries of an index in the order of :func:`alive_entries`."""
+        alive = _AliveItems({}, {})
+        for number, entry in enumerate(alive_entries(snapshot.segments)):
+            if isinstance(entry, Item):
+                alive.modalities[entry.id] = entry.modality
+                alive.numbers[entry.id] = number
+        return alive
+
+
+class _HeldOut(NamedTuple):
+    """Pairs that are measured, and the features of their queries."""
+
+    queries: Features
+    rows: Int64[np.ndarray, " queries"]
+    """Rows of the queries' features; ``queries.ids`` are numbers of pairs."""
+    pairs: Sequence[Pair]
+    """All pairs by number."""
+
+    def search(
+        self, model: Genius, snapshot: Snapshot, settings: SearchSettings
+    ) -> Bool[np.ndarray, "queries hits"]:
+        """Return which of the first :data:`NUM_FIRST_HITS` hits of each query are right."""
+        features = self.queries.gather(self.rows)
+        is_raw = snapshot.manifest.embeddings == "raw" and settings.rerank == "embeddings"
+        fused = model.embed_features(features)
+        evidence = normalize(features.total()) if is_raw else fused
+        encoded = []
+        for number, code in enumerate(self.queries.target_modality[self.rows].tolist()):
+            modality = [*Modality][code]
+            level0 = model.level0_codes(modality) if model.level0_is_exact else frozenset()
+            encoded.append(
+                EncodedQuery(
+                    QueryVectors(fused[number], evidence[number], evidence[number]),
+                    NUM_FIRST_HITS,
+                    request_number=number,
+                    level0=level0,
+                )
+            )
+        is_right = np.zeros((len(encoded), NUM_FIRST_HITS), dtype=bool)
+        results = SnapshotSearcher(model, snapshot, settings).search_encoded(encoded)
+        pair_numbers = self.queries.ids[self.rows].tolist()
+        for number, (pair, result) in enumerate(zip(pair_numbers, results, strict=True)):
+            right = [hit.id in self.pairs[pair].items for hit in result.hits]
+            is_right[number, : len(right)] = right
+        return is_right
 
 
 def fit_index(
     writer: Writer,
     model: Genius,
-    pairs: Path | None,
+    source: Path | None,
     config: FitConfig,
     *,
     force: bool = False,
     device: str = "cpu",
     progress: Progress,
 ) -> Fitted:
-    """Train on pairs and replace the model of an index, and all IDs, in one step.
+    """Train on pairs, and replace the model and all IDs of an index in one step.
 
-    Fusion is trained, and codebooks are fitted to the items as it fuses them. No generator is trained: it
-    finds no more (``docs/lab/log.md``). A tenth of the pairs is held out. Nothing changes, unless
-    ``force``, if the new model does not find more of their answers among its first five hits than the old
-    one, by more than a standard error. Run again after an interruption, finished stages are not repeated.
+    The fusion is trained, and codebooks are fitted to the items as it fuses them. No generator is
+    trained, because it finds no more (``docs/lab/log.md``). A tenth of the pairs is held out: the
+    index changes only if the new model finds more of their answers among its first five hits than
+    the old one, by more than a standard error. After an interruption, finished stages are not
+    repeated.
 
     Parameters
     ----------
-    pairs
-        a ``.jsonl`` file of queries, or a data set in M-BEIR's layout; None for what the index has learned.
+    source
+        A ``.jsonl`` file of queries, or a data set in M-BEIR's layout; None for the choices that
+        the index has learned.
+    force
+        Replace the model even if it is no better.
 
     Raises
     ------
     UsageError
-        the index was created with a trained model, its embeddings and pairs do not allow it, or the settings
-        train nothing.
+        The index was created with a trained model, its embeddings and pairs do not allow training,
+        or the settings train nothing.
     BadData
-        there are no pairs, or too few.
+        There are no pairs, or too few.
     """
     config = validate_settings(config)
-    if config.quantizer.fusion.kind == "sum":
-        raise UsageError(
-            "these settings sum features, which is nothing to train; leave quantizer.fusion.kind out, or fit "
-            "the codebooks anew with `genius index refit`"
-        )
     snapshot = writer.snapshot
-    manifest = snapshot.manifest
-    if not manifest.has_own_model:
-        raise UsageError(
-            f"{writer.folder} was created with a trained model; `genius fit DATA --out MODEL` trains one "
-            "anew, and `genius index create` makes an index with it"
-        )
-    if isinstance(model.encoder, PrecomputedEncoder) and (pairs is None or pairs.is_file()):
-        raise UsageError(
-            "the features of this index are looked up by id, and these queries have none; give a data set in "
-            "M-BEIR's layout"
-        )
-    modalities: dict[str, Modality] = {}
-    numbers: dict[str, int] = {}
-    for number, entry in enumerate(alive_entries(snapshot.segments)):
-        if isinstance(entry, Item):
-            modalities[entry.id], numbers[entry.id] = entry.modality, number
-    known, left_out = _read_known_pairs(writer.folder, pairs, numbers)
+    _check_trainable(writer, model, source, config)
+    alive = _AliveItems.of(snapshot)
+    pairs, num_left_out = _read_pairs_of_items(writer.folder, source, alive.numbers)
     work = writer.folder / WORK / "fit"
-    queries = embed(
-        _query_rows(model, known, modalities),
-        model.encoder,
-        work / "queries",
-        inputs={
-            "pairs": fingerprint_of(
-                [[stamp_of(query), query.id, items] for query, items, _ in known]
-            )
-        },
-        expected=len(known),
-        progress=progress,
-    )
+    queries = _embed_queries(model, pairs, alive.modalities, work, progress)
     features = _item_features(writer, model, queries, work, progress)
-    measured = _hold_out(known, config.quantizer.training.seed)
-    lines = [
-        Query(
-            qid_of(number),
-            query.modality,
-            positives=tuple(did_of(numbers[name]) for name in answers),
-        )
-        for number, (query, answers, _) in enumerate(known)
-        if number not in measured
-    ]
-    trained = _train(
-        Pairs(lines, queries, features), features, model, work, config, device, progress
-    )
-    rows = np.flatnonzero(np.isin(queries.ids, list(measured)))
-    find = partial(_find_right, queries, rows, known)
-    before = find(model, snapshot, default_settings(model, snapshot))
+    held_out_pairs = _hold_out(pairs, config.quantizer.training.seed)
+    training_queries = _training_queries(pairs, held_out_pairs, alive.numbers)
+    training_pairs = Pairs(training_queries, queries, features)
+    trained = _train(training_pairs, features, model, work, config, device, progress)
+    rows = np.flatnonzero(np.isin(queries.ids, list(held_out_pairs)))
+    held_out = _HeldOut(queries, rows, pairs)
+    right_before = held_out.search(model, snapshot, default_settings(model, snapshot))
     written = _write_replacement(writer, trained, features, progress)
-    settings = default_settings(trained, written)
-    after = find(trained, written, settings)
-    kept = (
-        force or significant_gain(np.asarray(after.any(axis=1)), np.asarray(before.any(axis=1))) > 0
-    )
-    if kept:
+    right_after = held_out.search(trained, written, default_settings(trained, written))
+    is_replaced = force or significant_gain(_any_right(right_after), _any_right(right_before)) > 0
+    if is_replaced:
         _commit_replacement(writer, trained, written.manifest)
-        is_found = {}
-        for weight in density_weights_around(settings.density_weight):
-            found = find(trained, written, dataclasses.replace(settings, density_weight=weight))
-            is_found[weight] = np.asarray(found.any(axis=1))
-        writer.update_manifest(
-            density_weight=choose_density_weight(is_found, settings.density_weight)
-        )
+        writer.update_manifest(density_weight=_measure_density_weight(held_out, trained, written))
         remove_work(writer.folder)
     else:
-        remove_leftovers(writer.folder, manifest)
-    return Fitted(kept, len(known), left_out, len(rows), Recall.of(before), Recall.of(after))
+        remove_leftovers(writer.folder, snapshot.manifest)
+    recalls = Recall.of(right_before), Recall.of(right_after)
+    return Fitted(is_replaced, len(pairs), num_left_out, len(rows), *recalls)
+
+
+def _check_trainable(writer: Writer, model: Genius, source: Path | None, config: FitConfig) -> None:
+    """Raise :class:`UsageError` for settings, an index or pairs that cannot be trained on."""
+    if config.quantizer.fusion.kind == "sum":
+        raise UsageError(
+            "these settings sum features, so there is nothing to train; leave out "
+            "quantizer.fusion.kind, or fit the codebooks again with `genius index refit`"
+        )
+    if not writer.snapshot.manifest.has_own_model:
+        raise UsageError(
+            f"{writer.folder} was created with a trained model; `genius fit DATA --out MODEL` "
+            "trains a new model, and `genius index create` makes an index with it"
+        )
+    has_no_ids = source is None or source.is_file()
+    if isinstance(model.encoder, PrecomputedEncoder) and has_no_ids:
+        raise UsageError(
+            "the features of this index are looked up by id, and these queries have none; give a "
+            "data set in M-BEIR's layout"
+        )
+
+
+def _read_pairs_of_items(
+    folder: Path, source: Path | None, item_ids: Container[str]
+) -> tuple[list[Pair], int]:
+    """Return the pairs with items of the index, and the number of other pairs.
+
+    Raises
+    ------
+    BadData
+        There are fewer than :data:`MIN_TRAINING_PAIRS`.
+    """
+    read = [pair for pair in read_pairs(folder, source) if pair.vector is None]
+    pairs = []
+    for pair in read:
+        present = tuple(item_id for item_id in pair.items if item_id in item_ids)
+        if present:
+            pairs.append(pair._replace(items=present))
+    num_left_out = len(read) - len(pairs)
+    if len(pairs) < MIN_TRAINING_PAIRS:
+        missing = ""
+        if num_left_out:
+            verb = "query names" if num_left_out == 1 else "queries name"
+            missing = f" ({num_left_out:,} {verb} no item of the index)"
+        raise BadData(
+            f"{source or 'the log of choices for texts'} has {plural(len(pairs), 'pair')} for "
+            f"{folder}{missing}; at least {MIN_TRAINING_PAIRS} are needed: {PAIRS_FORMAT}"
+        )
+    return pairs, num_left_out
+
+
+def _embed_queries(
+    model: Genius,
+    pairs: Sequence[Pair],
+    modalities: Mapping[str, Modality],
+    work: Path,
+    progress: Progress,
+) -> Features:
+    """Encode the queries; the ids of the features are the numbers of the pairs."""
+    identity = [[stamp_of(pair.query), pair.query.id, pair.items] for pair in pairs]
+    return embed(
+        _query_rows(model, pairs, modalities),
+        model.encoder,
+        work / "queries",
+        inputs={"pairs": fingerprint_of(identity)},
+        expected=len(pairs),
+        progress=progress,
+    )
+
+
+def _query_rows(
+    model: Genius, pairs: Sequence[Pair], modalities: Mapping[str, Modality]
+) -> Iterator[FeatureRow]:
+    """Yield each query once for each modality of its answers, as a search reads it."""
+    for number, (query, item_ids, _) in enumerate(pairs):
+        targets = {modalities[item_id] for item_id in item_ids}
+        for target in sorted(targets, key=lambda modality: modality.code):
+            yield FeatureRow(
+                id=number,
+                key=ItemKey("query", query.id or str(number)),  # features are stored by key
+                modality=query.modality,
+                image=None if query.image is None else Path(query.image),
+                text=instructed(model.instruction_for(query.modality, target), query.text),
+                wanted=target,
+            )
+
+
+def _item_features(
+    writer: Writer, model: Genius, queries: Features, work: Path, progress: Progress
+) -> Features:
+    """Return the features of all items, if possible without encoding them again.
+
+    The stored embedding of an item is its feature if the item has only one, which is a unit vector.
+    It is not for a pair, whose embedding is a sum, after a trained fusion, or with few bits.
+    """
+    snapshot = writer.snapshot
+    sample = queries.gather(np.arange(min(len(queries), MAX_BATCH_ITEMS)))
+    lengths = np.linalg.norm(sample.total(), axis=1)
+    if (
+        snapshot.manifest.embeddings != "none"
+        and snapshot.manifest.embedding_bits >= MIN_TRAINING_BITS
+        and model.codebooks.config.fusion.kind == "sum"
+        and Modality.IMAGE_TEXT not in snapshot.count_by_modality()
+        and bool((np.abs(lengths - 1) < MAX_LENGTH_ERROR).all())
+    ):
+        return stored_features(snapshot, model)
+    segments = [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
+    return embed(
+        feature_rows(items_to_encode(alive_entries(snapshot.segments)), writer.folder),
+        model.encoder,
+        work / "items",
+        inputs={"items": fingerprint_of(segments)},
+        expected=snapshot.num_alive,
+        progress=progress,
+    )
+
+
+def _hold_out(pairs: Sequence[Pair], seed: int) -> set[int]:
+    """Return the numbers of random pairs to measure.
+
+    Pairs with the same first item are held out together, so that no measured item was trained on.
+    """
+    numbers_by_item: dict[str, list[int]] = {}
+    for number, pair in enumerate(pairs):
+        numbers_by_item.setdefault(pair.items[0], []).append(number)
+    share = round(HELD_OUT_SHARE * len(pairs))
+    count = min(MAX_HELD_OUT_PAIRS, max(MIN_HELD_OUT_PAIRS, share))
+    groups = list(numbers_by_item.values())
+    random.Random(seed).shuffle(groups)
+    return set(islice(chain.from_iterable(groups), count))
+
+
+def _training_queries(
+    pairs: Sequence[Pair], held_out_pairs: Collection[int], item_numbers: Mapping[str, int]
+) -> list[Query]:
+    """Return the queries to train on, with their answers as candidates of the features."""
+    queries = []
+    for number, pair in enumerate(pairs):
+        if number not in held_out_pairs:
+            positives = tuple(did_of(item_numbers[item_id]) for item_id in pair.items)
+            queries.append(Query(qid_of(number), pair.query.modality, positives=positives))
+    return queries
+
+
+def _train(
+    pairs: Pairs,
+    items: Features,
+    model: Genius,
+    work: Path,
+    config: FitConfig,
+    device: str,
+    progress: Progress,
+) -> Genius:
+    """Train a fusion, fit codebooks to the fused items, and return the new model."""
+    from genius_search.training.quantizer import (  # noqa: PLC0415  refitting needs no PyTorch
+        train_quantizer,
+    )
+
+    folder = work / "model"
+    fusion = train_quantizer(
+        pairs, work / "fusion", config.quantizer, progress=progress, device=device
+    )
+    quantizer = fit_codebooks(
+        *draw_embeddings(items, fusion.codebooks.fuse),
+        folder / "quantizer",
+        items=len(items),
+        inputs={"items": items.manifest.fingerprint, "fusion": fusion.manifest.fingerprint},
+        fused_by=fusion.codebooks,
+        levels=model.codebooks.config.levels,
+        progress=progress,
+    )
+    return Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)
+
+
+def _any_right(is_right: Bool[np.ndarray, "queries hits"]) -> Bool[np.ndarray, " queries"]:
+    """Return which queries have a right answer among their first hits."""
+    return np.asarray(is_right.any(axis=1))
+
+
+def _measure_density_weight(held_out: _HeldOut, model: Genius, snapshot: Snapshot) -> float | None:
+    """Return the weight of densities with which the held-out queries find most answers."""
+    settings = default_settings(model, snapshot)
+    is_right_by_weight = {}
+    for weight in density_weights_around(settings.density_weight):
+        weighted = dataclasses.replace(settings, density_weight=weight)
+        is_right_by_weight[weight] = _any_right(held_out.search(model, snapshot, weighted))
+    return choose_density_weight(is_right_by_weight, settings.density_weight)
 
 
 def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
-    """Return whether an index has grown by more than a half since its codebooks were fitted to it."""
-    fitted = model.quantizer_manifest.inputs.get(FITTED_ITEMS)
-    return fitted is not None and snapshot.num_rows > MIN_REFIT_GROWTH * int(fitted)
+    """Return whether an index has grown by more than half since its codebooks were fitted."""
+    num_fitted = model.quantizer_manifest.inputs.get(FITTED_ITEMS)
+    return num_fitted is not None and snapshot.num_rows > MIN_REFIT_GROWTH * int(num_fitted)
 
 
 def refit_index(
@@ -217,24 +418,23 @@ def refit_index(
 ) -> None:
     """Fit the codebooks to the items of an index, and give all items new IDs in one step.
 
-    Nothing is encoded. A calibration, which belongs to the old IDs, is removed.
+    Nothing is encoded. The calibration is removed, since it belongs to the old IDs.
 
     Raises
     ------
     UsageError
-        the index was not created with an encoder alone, stores no fused embeddings, or has no items.
+        The index was created with a trained model, stores no fused embeddings, or has no items.
     """
-    levels = (
-        model.codebooks.config.levels
-        if levels is None
-        else validate_settings(CodebookConfig(levels=levels)).levels
-    )
+    if levels is None:
+        levels = model.codebooks.config.levels
+    else:
+        levels = validate_settings(CodebookConfig(levels=levels)).levels
     snapshot = writer.snapshot
     manifest = snapshot.manifest
     if not manifest.has_own_model or manifest.embeddings != "fused":
         raise UsageError(
-            f"{writer.folder} was created with a trained model, or stores no fused embeddings; only an index "
-            "that was created with an encoder, and stores them, can be refitted"
+            f"{writer.folder} was created with a trained model, or stores no fused embeddings; "
+            "only an index that was created with an encoder, and stores them, can be refitted"
         )
     if not snapshot.num_alive:
         raise UsageError(f"{writer.folder} has no items to fit codebooks to")
@@ -254,17 +454,21 @@ def refit_index(
         levels=levels,
         progress=progress,
     )
-    fitted = Genius.finish(
-        folder, _carry_encoder(model, folder), quantizer, None, model.instructions
-    )
-    fitted.fuse = sum_features  # from here on: what is stored is fused already
-    written = _write_replacement(writer, fitted, features, progress)
-    _commit_replacement(writer, fitted, written.manifest.replace(least=manifest.least))
+    encoder = _carry_encoder(model, folder)
+    refitted = Genius.finish(folder, encoder, quantizer, None, model.instructions)
+    # The stored embeddings are fused already, so the fusion of the model is not applied again.
+    written = _write_replacement(writer, refitted, features, progress, fuse=sum_features)
+    _commit_replacement(writer, refitted, written.manifest.replace(least=manifest.least))
     remove_work(writer.folder)
 
 
 def _write_replacement(
-    writer: Writer, model: Genius, features: Features, progress: Progress
+    writer: Writer,
+    model: Genius,
+    features: Features,
+    progress: Progress,
+    *,
+    fuse: Fuse | None = None,
 ) -> Snapshot:
     """Write all items with the IDs of a new model; return that state, to be committed."""
     before = writer.snapshot.manifest
@@ -277,167 +481,33 @@ def _write_replacement(
         measured=None,
     )
     entries = alive_entries(writer.snapshot.segments)
-    written = writer.rewrite(manifest, encode_items(model, entries, features, manifest, progress))
-    return with_recall(model, written)
+    batches = encode_items(model, entries, features, manifest, progress, fuse=fuse)
+    return with_recall(model, writer.rewrite(manifest, batches))
 
 
 def _commit_replacement(writer: Writer, model: Genius, manifest: IndexManifest) -> None:
     """Move a new model from the folder of unfinished work into the index, and commit its items."""
-    before, place = writer.snapshot.manifest.model, writer.folder / manifest.model
-    shutil.rmtree(place, ignore_errors=True)  # of an interrupted run
+    old_model_folder = writer.folder / writer.snapshot.manifest.model
+    new_model_folder = writer.folder / manifest.model
+    shutil.rmtree(new_model_folder, ignore_errors=True)  # of an interrupted run
     sync_tree(model.folder)
-    model.folder.rename(place)
-    sync(place.parent)
+    model.folder.rename(new_model_folder)
+    sync(new_model_folder.parent)
     writer.commit(manifest)
-    shutil.rmtree(writer.folder / before, ignore_errors=True)
+    shutil.rmtree(old_model_folder, ignore_errors=True)
 
 
 def _carry_encoder(model: Genius, folder: Path) -> Encoder:
-    """Return the encoder for a new model in a folder; one inside the old model's folder is copied to it."""
-    kind, _, place = model.encoder.spec.partition(":")
-    inside = Path(place)
-    if not inside.exists() or not inside.resolve().is_relative_to(model.folder.resolve()):
-        return model.encoder
-    target = folder / inside.resolve().relative_to(model.folder.resolve())
-    shutil.rmtree(target, ignore_errors=True)  # of an interrupted run
-    with new_folder(target) as partial:
-        shutil.copytree(inside, partial, dirs_exist_ok=True)
-    return load_encoder(f"{kind}:{target}", device=model.device)
+    """Return the encoder for a new model.
 
-
-def _read_known_pairs(
-    folder: Path, source: Path | None, known: Container[str]
-) -> tuple[list[Pair], int]:
-    """Return the pairs of known items, and the number of others; refuse too few."""
-    given = [pair for pair in read_pairs(folder, source) if pair.vector is None]
-    pairs = [
-        pair._replace(items=tuple(name for name in pair.items if name in known)) for pair in given
-    ]
-    pairs = [pair for pair in pairs if pair.items]
-    left_out = len(given) - len(pairs)
-    if len(pairs) < MIN_TRAINING_PAIRS:
-        missing = f" ({left_out:,} {'query names' if left_out == 1 else 'queries name'} no item of the index)"
-        raise BadData(
-            f"{source or 'what was learned for texts'} gives {plural(len(pairs), 'pair')} for {folder}"
-            f"{missing if left_out else ''}; "
-            f"at least {MIN_TRAINING_PAIRS} are needed: {PAIRS_FORMAT}"
-        )
-    return pairs, left_out
-
-
-def _query_rows(
-    model: Genius, pairs: Sequence[Pair], modalities: Mapping[str, Modality]
-) -> Iterator[FeatureRow]:
-    """Yield each query once for each modality of its answers, as a search reads it."""
-    for number, (query, items, _) in enumerate(pairs):
-        for modality in sorted({modalities[name] for name in items}, key=lambda one: one.code):
-            yield FeatureRow(
-                id=number,
-                key=ItemKey("query", query.id or str(number)),  # features are kept by key
-                modality=query.modality,
-                image=None if query.image is None else Path(query.image),
-                text=instructed(model.instruction_for(query.modality, modality), query.text),
-                wanted=modality,
-            )
-
-
-def _item_features(
-    writer: Writer, model: Genius, queries: Features, work: Path, progress: Progress
-) -> Features:
-    """Return the features of all items: their embeddings if these are features, else encoded again.
-
-    A sum of two features, the result of a trained fusion, and features that are no unit vectors cannot be had
-    from embeddings.
+    An encoder inside the folder of the old model, which will be removed, is copied to the new one.
     """
-    snapshot = writer.snapshot
-    lengths = np.linalg.norm(
-        queries.gather(np.arange(min(len(queries), MAX_BATCH_ITEMS))).total(), axis=1
-    )
-    if (
-        snapshot.manifest.embeddings != "none"
-        and snapshot.manifest.embedding_bits >= MIN_TRAINING_BITS
-        and model.codebooks.config.fusion.kind == "sum"
-        and Modality.IMAGE_TEXT not in snapshot.count_by_modality()
-        and bool((np.abs(lengths - 1) < 0.01).all())
-    ):
-        return stored_features(snapshot, model)
-    return embed(
-        feature_rows(items_to_encode(alive_entries(snapshot.segments)), writer.folder),
-        model.encoder,
-        work / "items",
-        inputs={
-            "items": fingerprint_of(
-                [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
-            )
-        },
-        expected=snapshot.num_alive,
-        progress=progress,
-    )
-
-
-def _hold_out(pairs: Sequence[Pair], seed: int) -> set[int]:
-    """Return the numbers of the pairs to measure: all of some items."""
-    by_item: dict[str, list[int]] = {}
-    for number, pair in enumerate(pairs):
-        by_item.setdefault(pair.items[0], []).append(number)
-    count = min(MAX_HELD_OUT_PAIRS, max(MIN_HELD_OUT_PAIRS, round(HELD_OUT_SHARE * len(pairs))))
-    groups = list(by_item.values())
-    random.Random(seed).shuffle(groups)
-    return set(islice(chain.from_iterable(groups), count))
-
-
-def _train(
-    pairs: Pairs,
-    items: Features,
-    model: Genius,
-    work: Path,
-    config: FitConfig,
-    device: str,
-    progress: Progress,
-) -> Genius:
-    from genius_search.training.quantizer import train_quantizer  # noqa: PLC0415  refitting needs no PyTorch
-
-    folder = work / "model"
-    fusion = train_quantizer(
-        pairs, work / "fusion", config.quantizer, progress=progress, device=device
-    )
-    quantizer = fit_codebooks(
-        *draw_embeddings(items, fusion.codebooks.fuse),
-        folder / "quantizer",
-        items=len(items),
-        inputs={"items": items.manifest.fingerprint, "fusion": fusion.manifest.fingerprint},
-        fused_by=fusion.codebooks,
-        levels=model.codebooks.config.levels,
-        progress=progress,
-    )
-    return Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)
-
-
-def _find_right(
-    queries: Features,
-    rows: Int64[np.ndarray, " queries"],
-    pairs: Sequence[Pair],
-    model: Genius,
-    snapshot: Snapshot,
-    config: SearchSettings,
-) -> Bool[np.ndarray, "queries hits"]:
-    """Return for each query that was held out which of its first :data:`NUM_FIRST_HITS` hits are right."""
-    features = queries.gather(rows)
-    is_raw = snapshot.manifest.embeddings == "raw" and config.rerank == "embeddings"
-    fused = model.embed_features(features)
-    evidence = normalize(features.total()) if is_raw else fused
-    encoded = [
-        EncodedQuery(
-            QueryVectors(fused[number], evidence[number], evidence[number]),
-            NUM_FIRST_HITS,
-            request_number=number,
-            level0=model.level0_codes([*Modality][code]) if model.level0_is_exact else frozenset(),
-        )
-        for number, code in enumerate(queries.target_modality[rows].tolist())
-    ]
-    is_right = np.zeros((len(encoded), NUM_FIRST_HITS), dtype=bool)
-    results = SnapshotSearcher(model, snapshot, config).search_encoded(encoded)
-    for number, (pair, result) in enumerate(zip(queries.ids[rows].tolist(), results, strict=True)):
-        right = [hit.id in pairs[pair].items for hit in result.hits]
-        is_right[number, : len(right)] = right
-    return is_right
+    name, _, location = model.encoder.spec.partition(":")
+    old_path, old_folder = Path(location), model.folder.resolve()
+    if not old_path.exists() or not old_path.resolve().is_relative_to(old_folder):
+        return model.encoder
+    new_path = folder / old_path.resolve().relative_to(old_folder)
+    shutil.rmtree(new_path, ignore_errors=True)  # of an interrupted run
+    with new_folder(new_path) as unfinished:
+        shutil.copytree(old_path, unfinished, dirs_exist_ok=True)
+    return load_encoder(f"{name}:{new_path}", device=model.device)

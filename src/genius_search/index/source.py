@@ -309,7 +309,7 @@ class SavedFeatures:
             contents += json.loads(file.read_text())
         contents += self._unsaved_contents
         if contents:
-            rows, exists = look_up(features.ids, np.array(keys, dtype=np.int64))
+            rows, exists = rows_of_ids(features.ids, np.array(keys, dtype=np.int64))
             positions = np.flatnonzero(exists)
             features.select(rows[positions], positions)
             contents = [contents[row] for row in rows[positions].tolist()]
