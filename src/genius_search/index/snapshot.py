@@ -423,8 +423,8 @@ def check_on_error(snapshot: Snapshot) -> Iterator[None]:
     """Run a block that reads the index; if it fails, check whether a file is damaged.
 
     Known damage raises an error at once. When a state is first read, up to
-    :data:`MAX_BYTES_CHECKED_FIRST` bytes of its files are compared with their checksums. Wrap only code that reads the index, never an encoder or the
-    parsing of a request.
+    :data:`MAX_BYTES_CHECKED_FIRST` bytes of its files are compared with their checksums. Wrap only
+    code that reads the index, never an encoder or the parsing of a request.
 
     Raises
     ------
