@@ -295,7 +295,7 @@ class PoolChanges:
         yield from stored_batches(snapshot.segments, updated, locations)
 
     def _updated_item(self, item: Item, source: ReusedItem, stored: Item) -> Item:
-        """Return an item as it is written: what was encoded of it is that of the stored item.
+        """Return a reused item as it is written, with the text that was encoded.
 
         A moved or touched file also keeps its fields, because the list or side-car file that gave
         them may have the old name; only those of its path are new.

@@ -220,13 +220,12 @@ class _RootReader:
         ]
         self.unsure.update(map(os.path.normpath, scan.unsure))
         for candidate in scan.candidates:
-            if self._is_included(number, scan.root / candidate.did):
+            file = scan.root / candidate.did
+            if self._is_included(number, file):
                 path_in_root = candidate.did if scan.root == path else "."
                 item_id = id_of_path(root, self._names, composed(path_in_root))
-                self._add(
-                    to_item(candidate, scan.root)._replace(id=item_id, root=number),
-                    scan.root / candidate.did,
-                )
+                item = to_item(candidate, scan.root)._replace(id=item_id, root=number)
+                self._add(item, file)
 
     def _add(self, item: Item, file: Path) -> None:
         if item.id in self._ids:
