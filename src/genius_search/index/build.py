@@ -273,6 +273,7 @@ class PoolChanges:
                 change.passages = find_passages(self.encoder, text) or ()
 
     def _count_entries(self) -> int:
+        """Return the number of items and passages to encode."""
         to_encode = [change for change in self.changes if change.source is None]
         return len(to_encode) + sum(len(change.passages) for change in to_encode)
 

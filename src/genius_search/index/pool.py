@@ -228,6 +228,7 @@ class _RootReader:
                 self._add(item, file)
 
     def _add(self, item: Item, file: Path) -> None:
+        """Collect an item, unless another file has the same id."""
         if item.id in self._ids:
             reason = "another file has this name in another form of Unicode; rename one of them"
             self.left_out.append(LeftOut(-1, str(file), reason))
@@ -250,6 +251,7 @@ class _RootReader:
 
 
 def _left_out(problem: Problem) -> LeftOut:
+    """Return the record of a file that cannot be used; it has no position in a list of items."""
     return LeftOut(-1, str(problem.file), problem.reason)
 
 
@@ -561,6 +563,7 @@ def _check_ids(ids: Sequence[str]) -> None:
 
 
 def _text_of_row(text: object, row: int) -> str | None:
+    """Return the text of a row, or None if it has none; errors name the row."""
     if is_missing(text):
         return None
     try:

@@ -84,6 +84,7 @@ class ContentHash(NamedTuple):
 
 
 def _hash_words(modality: Modality, text: str | None) -> str:
+    """Return the hash of a text. The modality is part of it, because it decides what is encoded."""
     words = repr((modality.mbeir, text)).encode()
     return hashlib.blake2b(words, digest_size=DIGEST_BYTES).hexdigest()
 

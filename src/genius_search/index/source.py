@@ -268,6 +268,7 @@ class SavedFeatures:
 
     @property
     def _max_block_size(self) -> int:
+        """Maximum number of items that are encoded together."""
         return MAX_BLOCK_IMAGES if self._has_pixels else MAX_BLOCK_TEXTS
 
     def _shows_speed(self, encoded: Sequence[tuple[int, Item]]) -> bool:

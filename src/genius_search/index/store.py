@@ -440,6 +440,7 @@ class IndexManifest(BaseModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> IndexManifest:
+        """Check that segments are named by different generations, none later than the index's."""
         names = {int(entry.name) for entry in self.segments}
         if len(names) < len(self.segments) or max(names, default=0) > self.generation:
             raise ValueError("a segment is named twice, or after a later generation")

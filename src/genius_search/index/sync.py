@@ -291,6 +291,7 @@ def _plan(pool_changes: PoolChanges, unread: _UnreadItems) -> ChangeSummary:
 
 
 def _planned_changes(pool_changes: PoolChanges, unread: _UnreadItems) -> Iterator[PlannedChange]:
+    """Yield the changes that a dry run lists; a touched file is not a change."""
     for change, item in pool_changes.items():
         if item.id in unread.moved:
             yield PlannedChange("move", item.id, unread.moved[item.id])

@@ -533,6 +533,7 @@ def _thread_lock(folder: Path, wait_seconds: float) -> Iterator[None]:
 
 
 def _held_by_another(folder: Path) -> HeldByAnother:
+    """Return the error for an index that another writer holds."""
     return HeldByAnother(
         f"{folder} is being changed by another process or thread; try again later, or wait for it: "
         "`wait_seconds=60`"
