@@ -133,7 +133,7 @@ class ChangeSummary:
     changes: list[PlannedChange] = field(default_factory=list)
     """The changes that a dry run would make."""
     shortened: list[str] = field(default_factory=list)
-    """Ids of items whose texts are longer than the encoder reads. The remainder is pool_changes by
+    """Ids of items whose texts are longer than the encoder reads. The remainder is found by
     its words only. An index that was created with an encoder divides long texts into passages
     instead, except the captions of pictures that the encoder reads."""
 
