@@ -30,6 +30,8 @@ MAX_PICTURE_BYTES: Final = 1 << 30
 """Larger files are not read as pictures: an untrusted index may name a file of any size."""
 MAX_COMPARED_FILES: Final = 32
 """Approximate number of files that are compared to decide whether a folder is a moved root."""
+MAX_SIZE_DIGITS: Final = 20
+"""Maximum length of the size in a stored content hash, which an untrusted index may contain."""
 DIGEST_BYTES: Final = 12
 """Length of the hashes of pictures and texts."""
 
@@ -71,7 +73,7 @@ class ContentHash(NamedTuple):
     def parse(text: str | None) -> ContentHash | None:
         """Return the content hash that an item is stored with; None if it has none."""
         size, *hashes = (text or "").split("-")
-        if len(hashes) != 2 or not size.isdecimal():
+        if len(hashes) != 2 or not size.isdecimal() or len(size) > MAX_SIZE_DIGITS:
             return None
         return ContentHash(int(size), *hashes)
 

@@ -302,7 +302,7 @@ class SavedFeatures:
             for problem in shard.left_out
         ]
 
-    def _collect(self, keys: array[int]) -> tuple[Features, list[str | None]]:
+    def _collect(self, keys: Sequence[int]) -> tuple[Features, list[str | None]]:
         """Return the features and contents of items by their keys, saved or unsaved."""
         features = Features([*read_shards(self._work_folder), *self._unsaved_shards])
         contents: list[str | None] = []
