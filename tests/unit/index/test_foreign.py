@@ -232,7 +232,7 @@ def test_no_link_in_an_index_is_followed(folder, tmp_path, name):
 def test_a_folder_in_the_place_of_the_lock_and_a_file_in_that_of_a_folder_are_no_accident(folder):
     (folder / ".lock").unlink()
     (folder / ".lock").mkdir()
-    with pytest.raises(UsageError, match=r"\.lock is not what"):
+    with pytest.raises(UsageError, match=r"\.lock cannot be used"):
         Index.open(folder).delete("7")
     (folder / ".lock").rmdir()
     (folder / "tmp").write_text("a file")

@@ -99,7 +99,7 @@ def test_choices_are_exported_forgotten_and_learned_again(index, tmp_path, capsy
     assert {json.loads(line)["chosen"] for line in lines.splitlines()} == {*chosen}
     assert index.forget(chosen=chosen[0]) == chosen.count(chosen[0])
     assert chosen[0] not in ids(index, queries[0], modality="image")[:5]
-    with pytest.raises(BadData, match="what was learned for texts gives 0 pairs"):
+    with pytest.raises(BadData, match="the log of choices for texts has 0 pairs"):
         index.train()
     assert main(["index", "learn", str(index.folder), "--forget-all"]) == 0
     assert not [*index.choices()]

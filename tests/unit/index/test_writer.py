@@ -310,7 +310,7 @@ def test_where_no_folder_can_be_there_is_no_index(tmp_path):
     with pytest.raises(ArtifactMissing, match="is a model"):
         read_manifest(tmp_path)
     for place in (*places, tmp_path / "file"):
-        with pytest.raises(UsageError, match="choose another place"), open_writer(place):
+        with pytest.raises(UsageError, match="choose another folder"), open_writer(place):
             pass
 
 
