@@ -1,1 +1,1 @@
-"""Encoders turn images and texts into features; `genius_search.encoders.base` holds their protocol."""
+"""Encoders turn images and texts into features; ``base.py`` defines their protocol."""

@@ -1,4 +1,4 @@
-"""Division of texts of items and queries that are longer than an encoder reads into passages."""
+"""Division of long texts into passages that an encoder reads without truncation."""
 
 from __future__ import annotations
 
@@ -9,46 +9,57 @@ from typing import Final
 
 from genius_search.encoders.base import Encoder, is_cut
 
-WORDS: Final = 200
-"""Words of a passage; fewer if the encoder reads fewer."""
-OVERLAP: Final = 10
-"""One in so many words of a passage is also in the next one."""
+MAX_PASSAGE_WORDS: Final = 200
+"""Maximum number of words in a passage; it is halved until the encoder reads whole passages."""
+OVERLAP_DIVISOR: Final = 10
+"""Neighbouring passages share a tenth of their words."""
 MAX_QUERY_PASSAGES: Final = 50
 """Maximum number of passages of a query, all of which are encoded before it is answered."""
 _WORD: Final = re.compile(r"\S{1,40}")
-"""Longer words are parts: some languages put no spaces between words."""
+"""A word, or 40 characters of a longer one: some languages put no spaces between words."""
 _log: Final = logging.getLogger(__name__)
 
 
 def divide(encoder: Encoder, text: str, spell: Callable[[str], str]) -> list[tuple[int, int]]:
-    """Return where the passages of a text begin and end, none longer than the encoder reads.
-
-    There are none if it reads all of the text.
+    """Return start and end of each passage of a text; none if the encoder reads the whole text.
 
     Parameters
     ----------
+    encoder
+        The encoder.
+    text
+        The text.
     spell
-        returns a text as the encoder is given it, for example with an instruction before it.
+        A function that returns a text as it is passed to the encoder, for example with an
+        instruction.
     """
     if not is_cut(encoder, spell(text)):
         return []
     words = [word.span() for word in _WORD.finditer(text)]
-    size = WORDS
+    size = MAX_PASSAGE_WORDS
     while True:
-        starts = range(0, max(1, len(words) - size // OVERLAP), size - size // OVERLAP)
-        spans = [(words[at][0], words[min(at + size, len(words)) - 1][1]) for at in starts]
+        # Passages of 200 words that overlap by 20 begin at the words 0, 180, 360, ...
+        overlap = size // OVERLAP_DIVISOR
+        spans = []
+        for first in range(0, max(1, len(words) - overlap), size - overlap):
+            last = min(first + size, len(words)) - 1
+            spans.append((words[first][0], words[last][1]))
         if size == 1 or not any(is_cut(encoder, spell(text[start:end])) for start, end in spans):
             return spans
         size //= 2
 
 
 def query_passages(encoder: Encoder, text: str, spell: Callable[[str], str]) -> list[str]:
-    """Return what is encoded of a query: its text or the passages; warn of what is not read.
+    """Return the texts that are encoded for a query: its text, or its passages.
+
+    A warning names the part of the query that is not encoded, if there is one.
 
     Parameters
     ----------
+    encoder, text
+        The encoder, and the text of the query.
     spell
-        as of :func:`divide`; it is applied to what is returned.
+        The function of :func:`divide`; it is applied to the texts that are returned.
     """
     spans = divide(encoder, text, spell)
     if not spans:
@@ -62,5 +73,5 @@ def query_passages(encoder: Encoder, text: str, spell: Callable[[str], str]) -> 
     if len(spans) > MAX_QUERY_PASSAGES:
         end = spans[MAX_QUERY_PASSAGES - 1][1]
         limit = f"the first {end:,} of its {len(text):,} characters, {MAX_QUERY_PASSAGES} passages"
-        _log.warning("the query is longer than what is searched for: %s; give a part of it", limit)
+        _log.warning("only the beginning of the query is searched for: %s; shorten it", limit)
     return passages

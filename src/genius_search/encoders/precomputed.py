@@ -1,13 +1,13 @@
-"""`precomputed:PATH`: features computed elsewhere, in plain ``.npy`` files, looked up by id.
+"""`precomputed:PATH`: features that other programs computed, in ``.npy`` files, looked up by id.
 
-PATH is a folder, or a file in it, which leaves out files of the other modality:
+PATH is a folder, or one of its files of features, which excludes files of the other modality:
 
-- ``text_features.npy`` and ``image_features.npy``, two-dimensional; either may be absent. Queries and
-  candidates share them, unless ``query_text_features.npy``, ``candidate_image_features.npy`` and so on are
-  there, which come first.
-- beside ``X.npy`` its ids, one per row, in ``X_ids.npy`` or ``ids.npy``: ids as text (``"9:12"``), or
-  M-BEIR's integers. Without one, row ``r`` (from 0) is number ``r + 1`` of its data set, for queries and
-  candidates alike.
+- ``text_features.npy`` and ``image_features.npy``, two-dimensional; either may be absent. They are
+  used for queries and candidates, unless there is a file for one of them, such as
+  ``query_text_features.npy`` or ``candidate_image_features.npy``.
+- ``X_ids.npy`` or ``ids.npy``, with one id for each row of ``X.npy``: texts (``"9:12"``), or
+  M-BEIR's integers. Without such a file, row ``r`` (from 0) is number ``r + 1`` of its data set, for
+  queries and candidates alike.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Array: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 
 class FeatureFile:
-    """One file's features, memory-mapped, and the ids of its rows.
+    """A memory-mapped file of features, and the ids of its rows.
 
     Raises
     ------
     BadData
-        A file is not what it should be, or the ids do not fit the features.
+        A file has another shape or type, or the numbers of ids and features differ.
     """
 
     def __init__(self, file: Path) -> None:
@@ -49,8 +49,8 @@ class FeatureFile:
                 f"{file} holds {self.features.dtype} of shape {self.features.shape}; "
                 "expected floating point numbers, one row per item"
             )
-        beside = (file.with_name(name) for name in (f"{file.stem}_ids.npy", "ids.npy"))
-        self.ids_file = next((path for path in beside if path.is_file()), None)
+        ids_files = (file.with_name(name) for name in (f"{file.stem}_ids.npy", "ids.npy"))
+        self.ids_file = next((path for path in ids_files if path.is_file()), None)
         if self.ids_file is None:
             return
         ids = _map(self.ids_file)
@@ -61,42 +61,42 @@ class FeatureFile:
             or not len(ids)
         ):
             raise BadData(
-                f"{self.ids_file} holds {ids.dtype} of shape {ids.shape}; expected one integer or text for "
-                f"each of the {len(self.features)} rows of {file}"
+                f"{self.ids_file} holds {ids.dtype} of shape {ids.shape}; expected one integer or "
+                f"text for each of the {len(self.features)} rows of {file}"
             )
         ids = ids if ids.dtype.kind == "U" else ids.astype(np.int64)
-        self._ids, self._rows = np.unique(ids, return_index=True)
+        self._ids, self._rows = np.unique(ids, return_index=True)  # sorted ids, and their rows
         if len(self._ids) < len(ids):
             raise BadData(f"{self.ids_file} has {len(ids) - len(self._ids)} ids more than once")
 
-    def find(self, keys: Keys) -> Int64[np.ndarray, " items"]:
-        """Return the rows of items of one role; −1 for an item that has none."""
+    def find_rows(self, keys: Keys) -> Int64[np.ndarray, " items"]:
+        """Return the row of each item, or −1 without one; all items have the same role."""
         if self.ids_file is None:
             numbers = np.array([parse_id(key.id)[1] - 1 for key in keys], dtype=np.int64)
             return np.where((numbers >= 0) & (numbers < len(self.features)), numbers, -1)
         if self._ids.dtype.kind == "U":
-            wanted = np.array([key.id for key in keys])
+            ids = np.array([key.id for key in keys])
         else:
             number = query_number if keys[0].role == "query" else candidate_number
-            wanted = np.array([number(key.id) for key in keys], dtype=np.int64)
-        places = np.searchsorted(self._ids, wanted).clip(max=len(self._ids) - 1)
-        return np.where(self._ids[places] == wanted, self._rows[places], -1).astype(np.int64)
+            ids = np.array([number(key.id) for key in keys], dtype=np.int64)
+        positions = np.searchsorted(self._ids, ids).clip(max=len(self._ids) - 1)
+        return np.where(self._ids[positions] == ids, self._rows[positions], -1).astype(np.int64)
 
 
 class PrecomputedEncoder:
-    """Image and text features looked up by id; nothing that is not in the files can be encoded.
+    """Image and text features looked up by id; items without a row in the files cannot be encoded.
 
     Parameters
     ----------
     path
-        a folder, or one of the files in it.
+        A folder, or one of its files of features.
 
     Raises
     ------
     ArtifactMissing
-        No features are at the path.
+        The path holds no features.
     BadData
-        A file is not what it should be, or files do not fit together.
+        A file has another shape or type, or the widths of files differ.
     """
 
     needs_pixels: bool = False
@@ -105,21 +105,15 @@ class PrecomputedEncoder:
         self.spec = f"precomputed:{path}"
         folder = path if path.is_dir() else path.parent
         parts = [part for part in ("text", "image") if path.name.endswith(f"{part}_features.npy")]
-        found = {
-            f"{role} {part}": file
-            for role in ("query", "candidate")
-            for part in (parts if path != folder else ("text", "image"))
-            for name in (f"{part}_features.npy", f"{role}_{part}_features.npy")
-            if (file := folder / name).is_file()
-        }
-        if not found or not (path.is_dir() or path in found.values()):
+        paths = _find_files(folder, parts if path != folder else ["text", "image"])
+        if not paths or not (path.is_dir() or path in paths.values()):
             raise ArtifactMissing(
-                f"precomputed:{path} is neither a folder with text_features.npy or image_features.npy, nor "
-                "such a file"
+                f"precomputed:{path} is neither a folder with text_features.npy or "
+                "image_features.npy, nor such a file"
             )
-        opened = {file: FeatureFile(file) for file in dict.fromkeys(found.values())}
-        self._files = {held: opened[file] for held, file in found.items()}
-        widths = {table.features.shape[1]: file for file, table in opened.items()}
+        tables = {file: FeatureFile(file) for file in dict.fromkeys(paths.values())}
+        self._tables = {content: tables[file] for content, file in paths.items()}
+        widths = {table.features.shape[1]: file for file, table in tables.items()}
         if len(widths) > 1:
             listed = ", ".join(f"{file.name} has {width}" for width, file in sorted(widths.items()))
             raise BadData(f"the features in {path} must have one width: {listed}")
@@ -128,57 +122,78 @@ class PrecomputedEncoder:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the contents of the files."""
-        return fingerprint_of(
-            {
-                held: [file_fingerprint(file) for file in (table.file, table.ids_file) if file]
-                for held, table in self._files.items()
-            }
-        )
+        hashes: dict[str, list[str]] = {}
+        for content, table in self._tables.items():
+            files = filter(None, (table.file, table.ids_file))
+            hashes[content] = [file_fingerprint(file) for file in files]
+        return fingerprint_of(hashes)
 
     def image_features(self, _: Sequence[Any], keys: Keys = ()) -> Float32[np.ndarray, "items dim"]:
-        """Return the features of known images; raises as :meth:`text_features`."""
+        """Return the stored features of images; raises like :meth:`text_features`."""
         return self._look_up("image", keys)
 
     def text_features(self, _: Sequence[str], keys: Keys = ()) -> Float32[np.ndarray, "items dim"]:
-        """Return the features of known texts, whatever the text says now.
+        """Return the stored features of texts; the texts themselves are ignored.
 
         Raises
         ------
         ArtifactMissing
             No file holds texts of this role.
         BadData
-            Ids have no row.
+            An id has no row.
         UsageError
-            An id is empty: the content is new.
+            An id is empty, because the text is new.
         """
         return self._look_up("text", keys)
 
     def _look_up(self, part: str, keys: Keys) -> Float32[np.ndarray, "items dim"]:
         if not keys or not all(key.id for key in keys):
             raise UsageError(
-                "precomputed features cannot embed new content: they are looked up by the id of a known "
-                "query or candidate. Use an encoder that reads texts and images, such as small or clip"
+                "precomputed features cannot embed new content: they are looked up by the id of a "
+                "known query or candidate. Use an encoder that reads texts and images, such as small "
+                "or clip"
             )
         role = keys[0].role
-        table = self._files.get(f"{role} {part}")
-        hint = "; the text of a picture's query is its instruction: give it a row, or remove instructions/"
-        hint = hint if (role, part) == ("query", "text") else ""
+        hint = ""
+        if (role, part) == ("query", "text"):
+            hint = (
+                "; the text of a picture's query is its instruction: give it a row, or remove "
+                "instructions/"
+            )
+        table = self._tables.get(f"{role} {part}")
         if table is None:
             raise ArtifactMissing(
-                f"{self.spec} has no {part} features for {role} {keys[0].id}: put {part}_features.npy "
-                f"beside the other files{hint}"
+                f"{self.spec} has no {part} features for {role} {keys[0].id}: put "
+                f"{part}_features.npy into the same folder{hint}"
             )
-        rows = table.find(keys)
-        absent = [key.id for key, row in zip(keys, rows.tolist(), strict=True) if row < 0]
-        if absent:
-            where = (
-                table.ids_file or f"{table.file}, whose rows are number 1 and on of any data set"
+        rows = table.find_rows(keys)
+        missing_ids = [key.id for key, row in zip(keys, rows.tolist(), strict=True) if row < 0]
+        if missing_ids:
+            source = (
+                table.ids_file or f"{table.file}, whose rows are numbered from 1 in each data set"
             )
             raise BadData(
-                f"{role} {absent[0]} is not among the {len(table.features)} ids of {where} "
-                f"({len(absent):,} of {len(keys):,} looked up are not){hint}"
+                f"{role} {missing_ids[0]} is not among the {len(table.features)} ids of {source} "
+                f"({len(missing_ids):,} of the {len(keys):,} requested ids are missing){hint}"
             )
         return np.asarray(table.features[rows], dtype=np.float32)
+
+
+def _find_files(folder: Path, parts: Sequence[str]) -> dict[str, Path]:
+    """Return the file of each role and part (text or image).
+
+    ::
+
+        text_features.npy, query_text_features.npy
+            -> {"query text": query_text_features.npy, "candidate text": text_features.npy}
+    """
+    files: dict[str, Path] = {}
+    for role in ("query", "candidate"):
+        for part in parts:
+            for name in (f"{part}_features.npy", f"{role}_{part}_features.npy"):
+                if (folder / name).is_file():
+                    files[f"{role} {part}"] = folder / name
+    return files
 
 
 def _map(file: Path) -> Array:

@@ -1,4 +1,4 @@
-"""`text:` for static embeddings: a text's vector is the mean of its tokens' vectors, by model2vec."""
+"""`text:` for static embeddings (model2vec): a text's vector is the mean of its tokens' vectors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from genius_search.encoders.base import Keys, cut_texts, refuse_images
 from genius_search.errors import ArtifactMismatch, missing_extra, need_packages
 
 WORDLLAMA: Final = "wordllama"
-"""The name of the vectors that come with the package wordllama (English, 256 numbers, MIT licence)."""
+"""Name of the vectors in the package wordllama (English, 256 dimensions, MIT licence)."""
 _MAX_TOKENS: Final = 512
-"""Tokens that model2vec reads of a text."""
+"""Number of tokens after which model2vec truncates a text."""
 _FILES: Final = ("model.safetensors", "tokenizer.json", "config.json")
 _WORDLLAMA_FILES: Final = (
     "weights/l2_supercat_256.safetensors",
@@ -33,11 +33,9 @@ _WORDLLAMA_FILES: Final = (
 def is_static(folder: Path) -> bool:
     """Return whether a folder holds static embeddings, in the layout that model2vec saves."""
     try:
-        modules = json.loads((folder / "modules.json").read_text())
-        return str(modules[0]["type"]).endswith(".StaticEmbedding") and modules[0]["path"] in (
-            "",
-            ".",
-        )
+        first_module = json.loads((folder / "modules.json").read_text())[0]
+        is_static_module = str(first_module["type"]).endswith(".StaticEmbedding")
+        return is_static_module and first_module["path"] in ("", ".")
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
@@ -48,21 +46,21 @@ def has_wordllama() -> bool:
 
 
 class StaticEncoder:
-    """Static embeddings: the normalised mean of token vectors, a few microseconds a text.
+    """Static embeddings: the normalised mean of token vectors, in a few microseconds per text.
 
     Parameters
     ----------
     name
-        what the spec names.
+        The source in the spec.
     folder
-        the embeddings, in model2vec's layout; by default those of the package wordllama.
+        A model in model2vec's layout. Default: the embeddings in the package wordllama.
 
     Raises
     ------
     MissingExtra
         model2vec or wordllama is not installed.
     ArtifactMismatch
-        The files are not those of static embeddings.
+        The files do not hold static embeddings.
     """
 
     needs_pixels = False
@@ -74,12 +72,12 @@ class StaticEncoder:
 
         self.spec = f"text:{name}"
         if folder is None:
-            # The package is not imported: its loader looks on the hub for a tokenizer that comes with it.
+            # The package is not imported, because its loader looks for its tokenizer on the hub.
             package = importlib.util.find_spec(WORDLLAMA)
             if package is None or not package.submodule_search_locations:
                 raise missing_extra(f"text:{WORDLLAMA} needs {WORDLLAMA}", "words")
-            place = Path(package.submodule_search_locations[0])
-            self._files = tuple(place / file for file in _WORDLLAMA_FILES)
+            package_folder = Path(package.submodule_search_locations[0])
+            self._files = tuple(package_folder / file for file in _WORDLLAMA_FILES)
         else:
             self._files = tuple(folder / file for file in _FILES)
         try:
@@ -106,17 +104,15 @@ class StaticEncoder:
         return fingerprint_of(["small letters", *map(file_fingerprint, self._files)])
 
     def num_tokens(self, text: str) -> int:
-        """Return the number of tokens of a text, also of those that are not read."""
+        """Return the number of tokens of a whole text, also after the maximum length."""
         tokens = self._model.tokenizer.encode(text, add_special_tokens=False)
         return sum(len(part.ids) for part in (tokens, *tokens.overflowing))
 
     def text_features(self, texts: Sequence[str], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
-        """Return the vectors of texts, cut at the maximum length.
-
-        The tokenizer of wordllama splits capitals, ligatures and wide letters into pieces without a meaning.
-        """
+        """Return the vectors of texts, which are truncated at the maximum length."""
         if not texts:
             return np.zeros((0, self.dim), dtype=np.float32)
+        # The tokenizer of wordllama splits capitals, ligatures and wide letters into meaningless pieces.
         words = [normalize("NFKC", text).lower() for text in texts]
         beginnings = cut_texts(words, max_tokens=_MAX_TOKENS)
         return np.asarray(

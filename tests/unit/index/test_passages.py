@@ -227,5 +227,5 @@ def test_it_is_said_once_that_a_query_is_longer_than_what_is_searched_for(index,
     assert not caplog.records
     index.search("word " * 10_000)
     assert [one.getMessage().partition(",")[0] for one in caplog.records] == [
-        "the query is longer than what is searched for: the first 45"
+        "only the beginning of the query is searched for: the first 45"
     ]

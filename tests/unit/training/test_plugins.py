@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from genius_search.data.mbeir import MBeir
-from genius_search.encoders import base
+from genius_search.encoders import open as opening
 from genius_search.errors import UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
@@ -71,6 +71,6 @@ def test_an_encoder_of_another_package_is_trained_with_indexed_and_searched(
     assert len(index.search("a red bag", k=5)) == 5
     saved = save(fitted.folder, tmp_path / "saved", name="me/model")
     assert Genius.open(saved).fingerprint == fitted.fingerprint
-    monkeypatch.setattr(base, "entry_points", lambda **_: EntryPoints([]))
+    monkeypatch.setattr(opening, "entry_points", lambda **_: EntryPoints([]))
     with pytest.raises(UsageError, match="letters"):
         Genius.open(tmp_path / "model")
