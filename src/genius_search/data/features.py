@@ -15,7 +15,7 @@ from genius_search.errors import ArtifactMismatch, BadData
 from genius_search.records import NUM_MODALITIES, Query, candidate_number, did_of, query_number
 from genius_search.writing import new_folder
 
-KIND: Final = "features"
+FEATURES_KIND: Final = "features"
 ABSENT: Final = -1
 """Row number of a feature that an item lacks."""
 CONTENTS: Final = "contents.json"
@@ -192,7 +192,7 @@ class Features:
     @staticmethod
     def open(folder: Path) -> Features:
         """Open a finished folder of features."""
-        manifest = open_artifact(folder, kind=KIND)
+        manifest = open_artifact(folder, kind=FEATURES_KIND)
         features = Features(read_shards(manifest.folder))
         features.manifest = manifest
         return features

@@ -42,9 +42,9 @@ OnBad = Callable[[BadRecord], None]
 
 _ROW_NAME: Final = re.compile(r"^(?P<dataset>.+)_task(?P<task>\d+)$")
 _RELEVANCE: Final = re.compile(r"-?[0-9]{1,9}")
-NUM_EXAMPLES: Final = 5
+MAX_FINDING_EXAMPLES: Final = 5
 """Maximum number of examples per kind of finding; all are counted."""
-_IMAGES_AT_ONCE: Final = 256
+_CHECKED_AT_ONCE: Final = 256
 
 
 class IdColumn:
@@ -556,7 +556,7 @@ class _Check:
         """Count a problem, and keep the first examples of its kind."""
         finding = self.findings.setdefault(kind, Finding(kind, severity))
         finding.count += 1
-        if finding.count <= NUM_EXAMPLES:
+        if finding.count <= MAX_FINDING_EXAMPLES:
             finding.examples.append(example)
 
     def check_pool(self, path: Path) -> None:
@@ -608,9 +608,9 @@ class _Check:
 
         names = sorted(self.images)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
-            for start in range(0, len(names), _IMAGES_AT_ONCE):
+            for start in range(0, len(names), _CHECKED_AT_ONCE):
                 for problem in filter(
-                    None, threads.map(problem_of, names[start : start + _IMAGES_AT_ONCE])
+                    None, threads.map(problem_of, names[start : start + _CHECKED_AT_ONCE])
                 ):
                     self.add("bad-image", problem)
 

@@ -26,7 +26,7 @@ from genius_search.encoders.base import Encoder, Keys, reads_images
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.nn.codebooks import as_array, normalize
 
-KIND: Final = "adapters"
+ADAPTERS: Final = "adapters"
 CONFIG_FILE: Final = "config.json"
 """The file with the specs of the two encoders: ``{"image": SPEC, "text": SPEC}``."""
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -162,7 +162,7 @@ class AdapterEncoder:
     def __init__(self, folder: Path, pair: FrozenPair) -> None:
         read_specs(folder)  # for its errors
         self.pair = pair
-        self.spec = f"{KIND}:{folder}"
+        self.spec = f"{ADAPTERS}:{folder}"
         self.needs_pixels = pair.needs_pixels
         for name in ("max_tokens", "num_tokens"):  # present if the text encoder may truncate texts
             if hasattr(pair.encoders["text"], name):

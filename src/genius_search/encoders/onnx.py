@@ -56,7 +56,7 @@ _SETTINGS: Final = (
 )
 _CONTEXT: Final = {"clip": 77, "siglip": 64, "siglip2": 64}
 """Default of the maximum number of tokens, by model type."""
-_INPUTS_AT_ONCE: Final = 16
+_GRAPH_BATCH: Final = 16
 """Inputs that pass through a graph together."""
 
 
@@ -199,8 +199,8 @@ class OnnxEncoder:
         if self._is_siglip:  # trained on lower case, which SigLIP 2's tokenizer does not convert to
             texts = [text.lower() for text in texts]
         features = [np.zeros((0, self.dim), dtype=np.float32)]
-        for start in range(0, len(texts), _INPUTS_AT_ONCE):
-            tokens = self._tokens(texts[start : start + _INPUTS_AT_ONCE])
+        for start in range(0, len(texts), _GRAPH_BATCH):
+            tokens = self._tokens(texts[start : start + _GRAPH_BATCH])
             length = self.max_tokens
             if not self._is_siglip:  # SigLIP was trained with padding to the full length
                 length = min(max(map(len, tokens)), self.max_tokens)
@@ -217,8 +217,8 @@ class OnnxEncoder:
     ) -> Float32[np.ndarray, "items dim"]:
         """Return the features of images."""
         features = [np.zeros((0, self.dim), dtype=np.float32)]
-        for start in range(0, len(images), _INPUTS_AT_ONCE):
-            batch = images[start : start + _INPUTS_AT_ONCE]
+        for start in range(0, len(images), _GRAPH_BATCH):
+            batch = images[start : start + _GRAPH_BATCH]
             pixels = [prepare_pixels(image, self._pixel_settings) for image in batch]
             features.append(self._run("vision_model", pixel_values=np.stack(pixels)))
         return np.concatenate(features)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from genius_search.border import as_path
-from genius_search.encoders.adapters import KIND as ADAPTERS
-from genius_search.encoders.adapters import AdapterEncoder, FrozenPair, read_specs
+from genius_search.encoders.adapters import ADAPTERS, AdapterEncoder, FrozenPair, read_specs
 from genius_search.encoders.base import Encoder, VectorEncoder
 from genius_search.errors import UsageError, need_packages
 

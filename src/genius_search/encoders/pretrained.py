@@ -1,7 +1,7 @@
-"""`st:` and, by other names, `clip:`, `siglip:`, `text:`: what sentence-transformers opens, in PyTorch.
+"""`st:` and its synonyms `clip:`, `siglip:`, `text:`: models for sentence-transformers, in PyTorch.
 
-Embedders of texts, of images and texts apart (CLIP, SigLIP), and of both together. `uniir:FOLDER` is UniIR's
-CLIP-SF, which GENIUS was trained on, as research/published writes it.
+They read texts only, images and texts separately (CLIP, SigLIP), or both together. `uniir:FOLDER` is
+UniIR's CLIP-SF, on which GENIUS was trained; research/published writes the folder.
 """
 
 from __future__ import annotations
@@ -24,27 +24,31 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing, need_package
 from genius_search.hub import contents_fingerprint
 from genius_search.nn.weights import in_batches
 
-_NEEDED: Final = (
+_REQUIRED_FILES: Final = (
     ("config.json",),
     ("model.safetensors", "model.safetensors.index.json"),
     ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model"),
 )
-"""Files of a model's folder, one of each row, unless its ``modules.json`` names other folders."""
-_OF_IMAGES: Final = ("preprocessor_config.json", "processor_config.json")
-DEFAULT_TOKENS: Final = 512
-"""Tokens that an embedder reads of a text when its folder does not say."""
+"""Files of a model without ``modules.json``, one from each row."""
+_IMAGE_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+"""Settings of a model that reads images; either file."""
+DEFAULT_MAX_TOKENS: Final = 512
+"""Maximum number of tokens of a text if the model's settings do not limit it."""
 _PROMPTS: Final = {"query": ("query",), "candidate": ("document", "passage", "corpus")}
 """Names of a model's prompts in sentence-transformers' settings, by role."""
 ARTIFACT: Final = "uniir"
 """The folder's kind in its manifest."""
 CLIP_END: Final = 49407
-"""The token behind a text, whose vector CLIP-SF takes."""
-_BATCH: Final = 64
+"""The token at the end of a text, whose vector is CLIP's text feature."""
+_TEXTS_AT_ONCE: Final = 64
+"""Texts that pass through UniIR's network together."""
 
 
-def check_files(folder: Path, *needed: Sequence[str]) -> None:
-    """Raise :class:`ArtifactMissing` where a folder has no file of a row; the message names them."""
-    missing = [names[0] for names in needed if not any((folder / name).is_file() for name in names)]
+def require_files(folder: Path, *alternatives: Sequence[str]) -> None:
+    """Raise :class:`ArtifactMissing` unless a folder has at least one file from each row of names."""
+    missing = [
+        names[0] for names in alternatives if not any((folder / name).is_file() for name in names)
+    ]
     if missing:
         raise ArtifactMissing(
             f"{folder} is not a complete model of its kind: it lacks {', '.join(missing)}"
@@ -52,11 +56,12 @@ def check_files(folder: Path, *needed: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """Switch transformers' progress bar and its report of missing weights off."""
+def without_reports() -> Iterator[None]:
+    """Disable transformers' progress bar and its report of missing weights."""
     from transformers.utils import logging  # noqa: PLC0415  takes seconds to import
 
-    was_enabled, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    was_enabled = logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
@@ -68,17 +73,18 @@ def quietly() -> Iterator[None]:
 
 
 def open_pretrained(spec: str, folder: Path, *, device: str = "cpu") -> PretrainedEncoder:
-    """Open a folder as an encoder, one with ``joint_features`` where it embeds image and text together.
+    """Open a folder as an encoder; it has ``joint_features`` if it reads images and texts together.
 
-    Raises as :func:`open_model`.
+    Raises like :func:`open_model`.
     """
     model = open_model(folder, device=device)
-    is_joint = model.supports(("image", "text"))
-    return (JointPretrainedEncoder if is_joint else PretrainedEncoder)(spec, folder, model)
+    if model.supports(("image", "text")):
+        return JointPretrainedEncoder(spec, folder, model)
+    return PretrainedEncoder(spec, folder, model)
 
 
 def open_model(folder: Path, *, device: str) -> Any:
-    """Open a folder by sentence-transformers, running no program of its own.
+    """Open a folder with sentence-transformers, without running code from the folder.
 
     Raises
     ------
@@ -87,23 +93,11 @@ def open_model(folder: Path, *, device: str) -> Any:
     ArtifactMissing
         The folder lacks files.
     ArtifactMismatch
-        It cannot be opened, weights are missing (they would be random), or parts are no library's.
+        The folder cannot be opened, lacks weights (which would be random), or has modules from
+        other packages.
     """
-    modules = folder / "modules.json"
-    kinds = [str(module["type"]) for module in read_json(modules)] if modules.is_file() else []
-    for router in folder.rglob("router_config.json"):
-        kinds += map(str, read_json(router).get("types", {}).values())
-    # For parts of other packages, sentence-transformers would run programs from the folder.
-    foreign = [kind for kind in kinds if not kind.startswith("sentence_transformers.")]
-    if foreign:
-        raise ArtifactMismatch(
-            f"{folder} lists {', '.join(foreign)}; only parts of sentence-transformers are opened"
-        )
-    if not kinds:
-        check_files(folder, *_NEEDED)
-        if str(read_json(folder / "config.json").get("model_type")).startswith(("clip", "siglip")):
-            check_files(folder, _OF_IMAGES)  # without it, only texts would be read
-    with quietly():
+    _check_folder(folder)
+    with without_reports():
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  takes seconds to import
 
         try:
@@ -120,22 +114,40 @@ def open_model(folder: Path, *, device: str) -> Any:
             raise ArtifactMismatch(
                 f"{folder} cannot be opened by sentence-transformers: {reason}"
             ) from None
-    # transformers marks what it loads; embedders of texts come without a pooler, which nothing uses.
-    missing = [
-        name
-        for name, weight in getattr(model[0], "model", torch.nn.Module()).named_parameters()
-        if not getattr(weight, "_is_hf_initialized", False) and "pooler" not in name
-    ]
+    # transformers marks the weights that it loads. Text models often lack a pooler; it is not used.
+    missing: list[str] = []
+    for name, weight in getattr(model[0], "model", torch.nn.Module()).named_parameters():
+        if not getattr(weight, "_is_hf_initialized", False) and "pooler" not in name:
+            missing.append(name)
     if missing:
         names = ", ".join(missing[:3])
         raise ArtifactMismatch(f"the weights of {folder} lack {names} of its settings' network")
     return model
 
 
-class PretrainedEncoder:
-    """A model of sentence-transformers; features are as it gives them, normalised only if it does so.
+def _check_folder(folder: Path) -> None:
+    """Check that a folder is complete, and that sentence-transformers would not run code from it."""
+    modules_file = folder / "modules.json"
+    modules = read_json(modules_file) if modules_file.is_file() else []
+    module_types = [str(module["type"]) for module in modules]
+    for router in folder.rglob("router_config.json"):
+        module_types += map(str, read_json(router).get("types", {}).values())
+    # For modules of other packages, sentence-transformers would run programs from the folder.
+    foreign = [name for name in module_types if not name.startswith("sentence_transformers.")]
+    if foreign:
+        raise ArtifactMismatch(
+            f"{folder} lists {', '.join(foreign)}; only modules of sentence-transformers are opened"
+        )
+    if not module_types:
+        require_files(folder, *_REQUIRED_FILES)
+        if str(read_json(folder / "config.json").get("model_type")).startswith(("clip", "siglip")):
+            require_files(folder, _IMAGE_FILES)  # without them, the model would read only texts
 
-    The model's own prompts for queries and documents are put before the inputs.
+
+class PretrainedEncoder:
+    """A model for sentence-transformers, with the model's prompts for queries and documents.
+
+    Features are normalised only if the model itself normalises them.
     """
 
     def __init__(self, spec: str, folder: Path, model: Any) -> None:
@@ -149,13 +161,12 @@ class PretrainedEncoder:
             )
         config: Any = getattr(model[0], "config", None)
         self._is_siglip = str(getattr(config, "model_type", "")).startswith("siglip")
-        if self._is_siglip:
-            model.tokenizer.model_input_names = [
-                "input_ids"
-            ]  # it was trained to read the padding, too
-        own = config.get_text_config() if hasattr(config, "get_text_config") else config
-        limit = model.max_seq_length or DEFAULT_TOKENS
-        self.max_tokens = min(limit, getattr(own, "max_position_embeddings", None) or limit)
+        if self._is_siglip:  # without an attention mask: it was trained to read the padding, too
+            model.tokenizer.model_input_names = ["input_ids"]
+        text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        limit = model.max_seq_length or DEFAULT_MAX_TOKENS
+        num_positions = getattr(text_config, "max_position_embeddings", None)
+        self.max_tokens = min(limit, num_positions or limit)
         model.max_seq_length = self.max_tokens
         self.dim = int(
             model.get_embedding_dimension() or len(self._encode([{"text": "a"}], "query")[0])
@@ -163,9 +174,10 @@ class PretrainedEncoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of settings, tokenizer and weights, also of the parts in folders inside."""
-        inside = sorted(folder for folder in self._folder.iterdir() if folder.is_dir())
-        return fingerprint_of([contents_fingerprint(folder) for folder in (self._folder, *inside)])
+        """A hash of settings, tokenizer and weights, including the modules in subfolders."""
+        subfolders = sorted(folder for folder in self._folder.iterdir() if folder.is_dir())
+        folders = (self._folder, *subfolders)
+        return fingerprint_of([contents_fingerprint(folder) for folder in folders])
 
     def num_tokens(self, text: str) -> int:
         """Return the number of tokens of a text, at most one more than ``max_tokens``."""
@@ -175,49 +187,53 @@ class PretrainedEncoder:
     def image_features(
         self, images: Sequence[Image.Image], keys: Keys = ()
     ) -> Float[Tensor, "items dim"]:
-        """Return the features of images; raise :class:`UsageError` if the model reads texts only."""
+        """Return the features of images; raise :class:`UsageError` if the model reads only texts."""
         if not self.reads_images:
             refuse_images(keys)
         return self._encode([{"image": image} for image in images], _role(keys))
 
     def text_features(self, texts: Sequence[str], keys: Keys = ()) -> Float[Tensor, "items dim"]:
-        """Return the features of texts, cut at the model's maximum length."""
+        """Return the features of texts, which are truncated at the model's maximum length."""
         return self._encode([{"text": text} for text in self._texts(texts)], _role(keys))
 
     def _texts(self, texts: Sequence[str]) -> list[str]:
         cut = cut_texts(texts, max_tokens=self.max_tokens)
-        # SigLIP was trained on lower case, which the tokenizers of SigLIP 2 do not make.
+        # SigLIP was trained on lower case, which SigLIP 2's tokenizer does not convert to.
         return [text.lower() for text in cut] if self._is_siglip else cut
 
     def _encode(self, inputs: list[dict[str, Any]], role: str) -> Float[Tensor, "items dim"]:
-        """Encode inputs of one kind. Each names its parts, or a text that is an address would be fetched."""
+        """Encode inputs, dicts with the same keys: ``{"text": …}``, ``{"image": …}``, or both.
+
+        Dicts are used because sentence-transformers would download a bare text that is a URL.
+        """
         if not inputs:
             return torch.zeros(0, self.dim)
         encode = self._model.encode_query if role == "query" else self._model.encode_document
-        # Named, since encode_document takes an empty prompt for "document" before one for "passage".
+        # encode_document would prefer an empty prompt "document" to a prompt "passage" with words.
         prompt = next(filter(None, map(self._model.prompts.get, _PROMPTS[role])), "")
         padding = {"text": {"padding": "max_length", "max_length": self.max_tokens}}
         options = {"processing_kwargs": padding} if self._is_siglip and "text" in inputs[0] else {}
-        found: Tensor = encode(
+        features: Tensor = encode(
             inputs, prompt=prompt, convert_to_tensor=True, show_progress_bar=False, **options
         )
-        return found.float().cpu()
+        return features.float().cpu()
 
 
 class JointPretrainedEncoder(PretrainedEncoder):
-    """One that reads image and text together; others are given each apart, and their features are added."""
+    """A model that reads an image and a text together, instead of adding their features."""
 
     def joint_features(
         self, images: Sequence[Image.Image | None], texts: Sequence[str], keys: Keys = ()
     ) -> Float[Tensor, "items dim"]:
-        """Return one vector for each image and text together; inputs of the same parts are one batch."""
+        """Return one vector per pair; the image may be None, or the text empty."""
         inputs = [
             ({} if image is None else {"image": image}) | ({"text": text} if text else {})
             for image, text in zip(images, self._texts(texts), strict=True)
         ]
         features = torch.zeros(len(inputs), self.dim)
+        # One batch for each combination of parts: images, texts, pairs.
         for parts in dict.fromkeys(map(tuple, inputs)):
-            rows = [row for row, own in enumerate(inputs) if tuple(own) == parts]
+            rows = [row for row, pair in enumerate(inputs) if tuple(pair) == parts]
             features[rows] = self._encode([inputs[row] for row in rows], _role(keys))
         return features
 
@@ -229,14 +245,15 @@ def _role(keys: Keys) -> str:
 def clip_reader(
     folder: Path, context: int
 ) -> Callable[[Sequence[str]], Int64[Tensor, "texts context"]]:
-    """Number texts as OpenAI's code does: start, tokens, end, then zeros up to ``context`` tokens.
+    """Return a function that tokenizes texts as OpenAI's code for CLIP does.
 
-    The name of a start or end token within a text is read as that token.
+    A row has ``context`` numbers: the start token, the text's tokens, the end token, and zeros. A
+    text that contains the name of a start or end token gets this token.
     """
     import ftfy  # noqa: PLC0415  optional
 
     tokenizer = read_tokenizer(folder / "tokenizer.json")
-    tokenizer.normalizer = None  # it does a part of what ``clean`` does
+    tokenizer.normalizer = None  # ``clean`` normalises
     tokenizer.enable_truncation(context)
     tokenizer.enable_padding(length=context)
 
@@ -253,10 +270,10 @@ def clip_reader(
 
 
 def middle_square(image: Image.Image, *, side: int) -> Image.Image:
-    """Resize the shorter side to ``side``, bicubic, and crop the middle.
+    """Resize the shorter side to ``side`` (bicubic), and crop the middle.
 
-    Where an odd number of pixels is cut, half of it is rounded to an even number, as torchvision does and so
-    UniIR; transformers rounds down, which shifts a quarter of all images by one pixel.
+    If an odd number of pixels is cropped, half of it is rounded to an even number, as in torchvision
+    and therefore UniIR. transformers rounds down, which shifts a quarter of all images by a pixel.
     """
     width, height = image.size
     shorter = min(width, height)
@@ -267,7 +284,7 @@ def middle_square(image: Image.Image, *, side: int) -> Image.Image:
 
 
 class ClipScoreFusion(PretrainedEncoder):
-    """CLIP-SF: image and text features, to be summed; unnormalised, in single precision.
+    """CLIP-SF: unnormalised image and text features in single precision, which are to be added.
 
     Raises
     ------
@@ -276,7 +293,7 @@ class ClipScoreFusion(PretrainedEncoder):
     ArtifactMissing
         The folder does not exist or was never finished.
     ArtifactMismatch
-        The folder is of another kind, or damaged.
+        The folder holds something else, or is damaged.
     """
 
     def __init__(self, folder: Path, *, device: str = "cpu") -> None:
@@ -292,7 +309,7 @@ class ClipScoreFusion(PretrainedEncoder):
 
     @torch.inference_mode()
     def _encode(self, inputs: list[dict[str, Any]], role: str) -> Float[Tensor, "items dim"]:
-        """Encode the middle squares of images, or texts by their first end token."""
+        """Encode the middle squares of images, or texts by the vector of their first end token."""
         if inputs and "image" in inputs[0]:
             side: int = self._clip.config.vision_config.image_size
             squares = [{"image": middle_square(content["image"], side=side)} for content in inputs]
@@ -300,12 +317,11 @@ class ClipScoreFusion(PretrainedEncoder):
 
         def encode(texts: Sequence[str]) -> Tensor:
             rows = self._read(texts)
-            # Nothing after the first end token counts: no token looks ahead.
-            last = int((rows == CLIP_END).int().argmax(dim=1).max())
-            inside = rows[:, : last + 1].to(self._clip.device)
-            features: Tensor = self._clip.get_text_features(input_ids=inside).pooler_output
+            # No token attends to later ones, so columns after every first end token are dropped.
+            last_end = int((rows == CLIP_END).int().argmax(dim=1).max())
+            columns = rows[:, : last_end + 1].to(self._clip.device)
+            features: Tensor = self._clip.get_text_features(input_ids=columns).pooler_output
             return features
 
-        return in_batches(
-            encode, [content["text"] for content in inputs], size=_BATCH, dim=self.dim
-        )
+        texts = [content["text"] for content in inputs]
+        return in_batches(encode, texts, size=_TEXTS_AT_ONCE, dim=self.dim)

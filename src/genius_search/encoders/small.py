@@ -1,8 +1,8 @@
-"""`small:FOLDER`: an encoder trained from scratch, in about a minute on one core for the drawn catalogue.
+"""`small:FOLDER`: an encoder that is trained from scratch, within about a minute on one core.
 
-An image is described once by fixed edges and colours, a text once by token numbers; a light network over
-each is trained. So training caches both, and every step costs a few matrix products. Deviation 24: the
-paper's encoder is a fine-tuned CLIP.
+An image becomes a fixed description of edges and colours, a text a row of token numbers. Small
+networks over both are trained. Descriptions and numbers never change, so training caches them, and
+a step is a few matrix products. Deviation 24: the paper's encoder is a fine-tuned CLIP.
 """
 
 from __future__ import annotations
@@ -39,35 +39,41 @@ from genius_search.nn.weights import in_batches, load_weights, write_weights
 if TYPE_CHECKING:
     from genius_search.data.features import FeatureBatch
 
-BATCH: Final = 1024
-"""Items that are encoded at once."""
+_NETWORK_BATCH: Final = 1024
+"""Inputs that pass through the network together."""
 PADDING: Final = 0
-"""The token number that fills short rows and counts for nothing."""
+"""The token number that fills short rows and is ignored."""
 CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 WEIGHTS_FILE: Final = "model.safetensors"
 _MULTIPLIERS: Final = (1_000_003, 7_368_787)
+"""Large primes of the hash of token pairs."""
 
-SIDE: Final = 64
-"""Images are squeezed to this many pixels a side before they are described."""
-ORIENTATIONS: Final = 9
-"""Directions an edge can run in, over half a turn."""
-_COLOUR_BITS: Final = 2  # of red, green and blue each, in the colour histogram
+_SIDE: Final = 64
+"""Width and height in pixels to which images are resized before they are described."""
+_ORIENTATIONS: Final = 9
+"""Number of edge directions over half a turn."""
+_COLOUR_BITS: Final = 2
+"""Bits of red, green and blue each, in the colour histogram."""
 _GRIDS: Final = (8, 4)
-_BLUR: Final = 7  # pixels of the box that blurs, twice; stripes and dots vanish and outlines stay
-_THUMBNAIL: Final = 8
-_MARGIN: Final = SIDE // 8
-_DESCRIBED: Final = 16  # images at once: few enough that the steps between stay in a core's cache
+"""Numbers of cells per side in which edges are counted."""
+_BLUR_SIZE: Final = 7
+"""Width in pixels of the box that blurs twice: stripes and dots vanish, outlines remain."""
+_THUMBNAIL_SIZE: Final = 8
+_MARGIN: Final = _SIDE // 8
+"""Width in pixels of the margin, which has a separate colour histogram."""
+_DESCRIBED_AT_ONCE: Final = 16
+"""Images that are described together, so that intermediate arrays fit into a core's cache."""
 DESCRIPTOR_SIZE: Final = (
-    sum(grid * grid * ORIENTATIONS for grid in (*_GRIDS, _GRIDS[0]))
-    + _THUMBNAIL * _THUMBNAIL * 3
+    sum(grid * grid * _ORIENTATIONS for grid in (*_GRIDS, _GRIDS[0]))
+    + _THUMBNAIL_SIZE * _THUMBNAIL_SIZE * 3
     + 2 * 8**_COLOUR_BITS
 )
-"""Numbers that describe an image."""
+"""Length of an image's description: edges, edges of the blurred image, thumbnail, two histograms."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
-    """Learn a vocabulary of frequent words and word pieces; every byte is a token, so no text is unknown."""
+    """Learn a vocabulary of frequent words and word pieces, and of all bytes."""
     tokenizer = Tokenizer(BPE())
     tokenizer.normalizer = Normalizers([NFKC(), Lowercase()])
     tokenizer.pre_tokenizer = PreTokenizers(
@@ -85,7 +91,12 @@ def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
 
 
 class SmallNetwork(nn.Module):
-    """Two towers from descriptors and token numbers to unnormalised features."""
+    """Two towers, which map descriptions and token numbers to unnormalised features.
+
+    The text tower reads the sum of the vectors of all tokens and of all pairs of neighbours::
+
+        "red kite"  ->  words[red] + words[kite] + pairs[hash(red, kite)]
+    """
 
     def __init__(self, config: SmallEncoderConfig, *, vocabulary: int) -> None:
         super().__init__()
@@ -104,14 +115,14 @@ class SmallNetwork(nn.Module):
         return self.words.weight.device
 
     def image(self, descriptors: Float[Tensor, "items pixels"]) -> Float[Tensor, "items dim"]:
-        """Return the features of described images."""
+        """Return the features of images by their descriptions."""
         features: Tensor = self.image_tower(descriptors)
         return features
 
     def text(self, tokens: Int[Tensor, "items tokens"]) -> Float[Tensor, "items dim"]:
-        """Return the features of numbered texts; padding does not count."""
+        """Return the features of texts by their token numbers; padding is ignored."""
         longest = int((tokens != PADDING).sum(dim=1).max()) if len(tokens) else 0
-        tokens = tokens[:, : max(longest, 2)]  # at least two columns, so that there are pairs
+        tokens = tokens[:, : max(longest, 2)]  # at least two columns, so that pairs exist
         tokens = tokens.to(self.words.weight.device).long()
         pairs = pair_rows(tokens, buckets=self.pair_buckets)
         total = F.embedding_bag(tokens, self.words.weight, mode="sum", padding_idx=PADDING)
@@ -122,9 +133,12 @@ class SmallNetwork(nn.Module):
     def towers(
         self, batch: FeatureBatch
     ) -> tuple[Float[Tensor, "items dim"], Float[Tensor, "items dim"]]:
-        """Return the features of image and of text; ``image`` holds descriptors, ``text`` token numbers.
+        """Return the image features and the text features of items; zeros if an item lacks a part.
 
-        Features of a modality that an item lacks are zero.
+        Parameters
+        ----------
+        batch
+            The inputs: descriptions in ``batch.image``, token numbers in ``batch.text``.
         """
         outputs = []
         for present, encode, content in (
@@ -132,16 +146,16 @@ class SmallNetwork(nn.Module):
             (batch.has_text, self.text, batch.text.astype(np.int32)),
         ):
             features = torch.zeros(len(batch.image), self.dim, device=self.device)
-            places = np.flatnonzero(present)
-            if len(places):
-                encoded = encode(torch.from_numpy(content[places]).to(self.device)).float()
-                features = features.index_add(0, torch.from_numpy(places).to(self.device), encoded)
+            rows = np.flatnonzero(present)
+            if len(rows):
+                encoded = encode(torch.from_numpy(content[rows]).to(self.device)).float()
+                features = features.index_add(0, torch.from_numpy(rows).to(self.device), encoded)
             outputs.append(features)
         return outputs[0], outputs[1]
 
 
 def _tower(inputs: int, width: int, dim: int) -> nn.Sequential:
-    """Build layers whose output has the same scale for either modality, since features are summed."""
+    """Build a network; its normalisation gives both modalities the same scale, as they are added."""
     return nn.Sequential(
         nn.LayerNorm(inputs),
         nn.Linear(inputs, width),
@@ -155,14 +169,19 @@ def _tower(inputs: int, width: int, dim: int) -> nn.Sequential:
 
 
 def pair_rows(tokens: Int[Tensor, "items tokens"], *, buckets: int) -> Int[Tensor, "items pairs"]:
-    """Number the pairs of neighbouring tokens: 1 to ``buckets``, or 0 where either is padding."""
+    """Hash the pairs of neighbouring tokens to 1, ..., ``buckets``, or to 0 if either is padding.
+
+    With the tokens a and b, and m = a · 1,000,003 + b · 7,368,787::
+
+        pair(a, b) = (m xor (m >> 15)) mod buckets + 1
+    """
     first, second = tokens[:, :-1], tokens[:, 1:]
     mixed = first * _MULTIPLIERS[0] + second * _MULTIPLIERS[1]
     return ((mixed ^ (mixed >> 15)) % buckets + 1) * ((first != PADDING) & (second != PADDING))
 
 
 class SmallEncoder:
-    """Features of images and of texts, by a network with the tokenizer and settings it was trained with.
+    """A network for images and texts, with the tokenizer and settings of its training.
 
     >>> encoder = create_small(SmallEncoderConfig(), texts, seed=0)  # doctest: +SKIP
     >>> descriptors, tokens = describe(images), encoder.prepare_texts(texts)  # doctest: +SKIP
@@ -178,13 +197,13 @@ class SmallEncoder:
         self.network = network
         self.tokenizer = tokenizer
         self.spec = spec
-        """``small:FOLDER`` once loaded, ``small`` before."""
+        """``small:FOLDER`` if it was loaded, ``small`` before."""
         self.dim = config.dim
         self.max_tokens = config.max_tokens
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of settings, vocabulary and weights; ask for it after training."""
+        """A hash of settings, vocabulary and weights, which is cached; so read it after training."""
         hashes = {
             name: hashlib.sha256(np.ascontiguousarray(as_array(weight)).data).hexdigest()
             for name, weight in self.network.state_dict().items()
@@ -198,18 +217,17 @@ class SmallEncoder:
         (folder / CONFIG_FILE).write_text(json.dumps(to_json(self.config), indent=2) + "\n")
 
     def num_tokens(self, text: str) -> int:
-        """Return the number of tokens of a text, also of those that are not read."""
+        """Return the number of tokens of a whole text, also after the maximum length."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def prepare_texts(self, texts: Sequence[str]) -> Int[Tensor, "items tokens"]:
-        """Return token numbers, padded to the maximum length; they can be cached between epochs."""
-        most = self.config.max_tokens
-        rows = np.full((len(texts), most), PADDING, dtype=np.int32)
-        beginnings = [text.lstrip()[: most * CHARACTERS_PER_TOKEN] for text in texts]
-        for row, encoding in enumerate(
-            self.tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)
-        ):
-            ids = encoding.ids[:most]
+        """Return token numbers, padded to the maximum length; training caches them."""
+        max_tokens = self.config.max_tokens
+        rows = np.full((len(texts), max_tokens), PADDING, dtype=np.int32)
+        beginnings = [text.lstrip()[: max_tokens * CHARACTERS_PER_TOKEN] for text in texts]
+        encodings = self.tokenizer.encode_batch_fast(beginnings, add_special_tokens=False)
+        for row, encoding in enumerate(encodings):
+            ids = encoding.ids[:max_tokens]
             rows[row, : len(ids)] = ids
         return torch.from_numpy(rows)
 
@@ -218,19 +236,20 @@ class SmallEncoder:
         self, images: Sequence[Image.Image], _: Keys = ()
     ) -> Float32[np.ndarray, "items dim"]:
         """Return the features of images."""
-        described = describe(images).split(BATCH)
-        features = [self.network.image(some.to(self.network.device)).cpu() for some in described]
+        batches = describe(images).split(_NETWORK_BATCH)
+        device = self.network.device
+        features = [self.network.image(descriptions.to(device)).cpu() for descriptions in batches]
         return torch.cat(features).numpy()
 
     @torch.inference_mode()
     def text_features(self, texts: Sequence[str], _: Keys = ()) -> Float32[np.ndarray, "items dim"]:
-        """Return the features of texts, cut at the encoder's maximum length."""
-        numbered = self.prepare_texts(texts).split(BATCH)
-        return torch.cat([self.network.text(some).cpu() for some in numbered]).numpy()
+        """Return the features of texts, which are truncated at the maximum length."""
+        batches = self.prepare_texts(texts).split(_NETWORK_BATCH)
+        return torch.cat([self.network.text(tokens).cpu() for tokens in batches]).numpy()
 
 
 def create_small(config: SmallEncoderConfig, texts: Iterable[str], *, seed: int) -> SmallEncoder:
-    """Learn the vocabulary from the training texts and start from random weights."""
+    """Create an encoder with random weights, and a vocabulary learned from the training texts."""
     tokenizer = train_tokenizer(texts, vocabulary=config.vocabulary)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -239,14 +258,14 @@ def create_small(config: SmallEncoderConfig, texts: Iterable[str], *, seed: int)
 
 
 def load_small(folder: Path, *, device: str = "cpu") -> SmallEncoder:
-    """Open what ``save`` wrote.
+    """Open an encoder that :meth:`SmallEncoder.save` wrote.
 
     Raises
     ------
     ArtifactMissing
         The folder or one of its three files does not exist.
     ArtifactMismatch
-        The files do not belong together or are damaged.
+        A file is damaged, or the files come from different encoders.
     """
     missing = [
         name
@@ -275,27 +294,39 @@ def load_small(folder: Path, *, device: str = "cpu") -> SmallEncoder:
 def describe(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
     """Describe images by edges, outlines and colours; each part has a root mean square near 1.
 
-    Outlines are the edges of the blurred image: without its stripes and dots, the shape is clearer. This part
-    of the encoder never changes, so its results can be kept between epochs.
+    Outlines are the edges of the blurred image: without stripes and dots, the shape is clearer. This
+    part of the encoder is not trained, so its results can be cached.
     """
-    return in_batches(_describe_batch, images, size=_DESCRIBED, dim=DESCRIPTOR_SIZE)
+    return in_batches(_describe_batch, images, size=_DESCRIBED_AT_ONCE, dim=DESCRIPTOR_SIZE)
 
 
 def _describe_batch(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
-    squares = [
-        rgb
-        if rgb.size == (SIDE, SIDE)
-        else rgb.resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
-        for rgb in (image if image.mode == "RGB" else image.convert("RGB") for image in images)
-    ]
-    stacked = torch.from_numpy(np.stack([np.asarray(square, dtype=np.uint8) for square in squares]))
-    colours = stacked.permute(0, 3, 1, 2).contiguous().float().div_(255)
-    thumbnail = F.avg_pool2d(colours, SIDE // _THUMBNAIL).flatten(1).sub_(0.5).mul_(3)
-    parts = [*_edges(colours, _GRIDS), thumbnail, *_histograms(stacked)]
-    # A box blurs rows and columns apart, so blurring is a product with a matrix on either side.
-    distances = torch.arange(SIDE) - torch.arange(SIDE)[:, None]
-    blur = F.normalize((distances.abs() <= _BLUR // 2).float(), p=1, dim=1).matrix_power(2)
-    return torch.cat([*parts, *_edges(blur @ colours @ blur.T, _GRIDS[:1])], dim=1)
+    pixels = torch.from_numpy(np.stack([_resize(image) for image in images]))
+    colours = pixels.permute(0, 3, 1, 2).contiguous().float().div_(255)
+    thumbnail = F.avg_pool2d(colours, _SIDE // _THUMBNAIL_SIZE).flatten(1).sub_(0.5).mul_(3)
+    edges = _edges(colours, _GRIDS)
+    outlines = _edges(_blur(colours), _GRIDS[:1])
+    return torch.cat([*edges, thumbnail, *_histograms(pixels), *outlines], dim=1)
+
+
+def _resize(image: Image.Image) -> UInt8[np.ndarray, "side side 3"]:
+    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    size = (_SIDE, _SIDE)
+    if rgb.size != size:
+        rgb = rgb.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+    return np.asarray(rgb, dtype=np.uint8)
+
+
+def _blur(colours: Float[Tensor, "items 3 side side"]) -> Float[Tensor, "items 3 side side"]:
+    """Blur images twice by a box.
+
+    A box blurs rows and columns independently, so the result is B X Bᵀ, with the banded matrix B =
+    A², A[i, j] = 1 / (number of pixels in the box) if |i − j| ≤ 3, else 0.
+    """
+    distances = torch.arange(_SIDE) - torch.arange(_SIDE)[:, None]
+    box = (distances.abs() <= _BLUR_SIZE // 2).float()
+    blur = F.normalize(box, p=1, dim=1).matrix_power(2)
+    return blur @ colours @ blur.T
 
 
 def _edges(
@@ -303,34 +334,39 @@ def _edges(
 ) -> list[Float[Tensor, "items _"]]:
     """Return histograms of edge directions in the overlapping cells of each grid.
 
-    The slopes of the three colours are combined by their structure tensor (Di Zenzo, 1986), so that red on
-    green of the same brightness has an edge. Its angle covers half a turn: an edge from dark to bright and
-    one from bright to dark run the same way.
+    The slopes of the three colours are combined by their structure tensor (Di Zenzo, 1986), so that
+    red on green of the same brightness has an edge::
+
+        angle    = atan2(2 Σ x y, Σ x² − Σ y²)    sums over colours of the slopes x across, y down
+        strength = sqrt(Σ x² + Σ y²)
+
+    The angle is twice the edge's direction, so edges from dark to bright and from bright to dark
+    have the same direction.
     """
     items = len(colours)
     # Central differences; the outermost pixels have no edge.
     across = colours[:, :, 1:-1, 2:] - colours[:, :, 1:-1, :-2]
     down = colours[:, :, 2:, 1:-1] - colours[:, :, :-2, 1:-1]
     mixed = (across * down).sum(dim=1).flatten(1).mul_(2)
-    level, steep = across.square_().sum(dim=1).flatten(1), down.square_().sum(dim=1).flatten(1)
-    strength = (level + steep).sqrt_()
-    # From [-pi, pi] to [0, ORIENTATIONS]; the two ends are one direction.
-    position = (
-        torch.atan2(mixed, level.sub_(steep))
-        .mul_(ORIENTATIONS / (2 * math.pi))
-        .add_(ORIENTATIONS / 2)
-    )
-    lower = position.floor().clamp_(max=ORIENTATIONS - 1)
-    upper_share = position.sub_(lower).mul_(strength)
+    across_squared = across.square_().sum(dim=1).flatten(1)
+    down_squared = down.square_().sum(dim=1).flatten(1)
+    strength = (across_squared + down_squared).sqrt_()
+    # From [-pi, pi] to [0, _ORIENTATIONS]; the two ends are the same direction.
+    angle = torch.atan2(mixed, across_squared.sub_(down_squared))
+    position = angle.mul_(_ORIENTATIONS / (2 * math.pi)).add_(_ORIENTATIONS / 2)
+    # An edge between two directions counts for both: position 3.2 is .8 for 3 and .2 for 4.
+    lower = position.floor().clamp_(max=_ORIENTATIONS - 1)
+    upper_strength = position.sub_(lower).mul_(strength)
     bins = lower.long()
-    planes_of_bins = ORIENTATIONS + 1  # the last plane is the first one again
-    fine = 16  # cells of 4 pixels, pooled below into larger ones that overlap
-    rows = torch.arange(1, SIDE - 1) * fine // SIDE
-    bins += ((rows[:, None] * fine + rows[None, :]) * planes_of_bins).flatten()
-    counts = torch.zeros(items, fine * fine * planes_of_bins)
-    counts.scatter_add_(1, bins, strength - upper_share)
-    counts.scatter_add_(1, bins + 1, upper_share)
-    planes = counts.view(items, fine, fine, planes_of_bins).permute(0, 3, 1, 2)
+    num_planes = _ORIENTATIONS + 1  # the last plane is the first one again
+    fine = 16  # 16 x 16 cells of 4 pixels, pooled below into larger ones that overlap
+    rows = torch.arange(1, _SIDE - 1) * fine // _SIDE
+    # Bin of a pixel: (row of its cell * 16 + column of its cell) * 10 + direction
+    bins += ((rows[:, None] * fine + rows[None, :]) * num_planes).flatten()
+    counts = torch.zeros(items, fine * fine * num_planes)
+    counts.scatter_add_(1, bins, strength - upper_strength)
+    counts.scatter_add_(1, bins + 1, upper_strength)
+    planes = counts.view(items, fine, fine, num_planes).permute(0, 3, 1, 2)
     planes[:, 0] += planes[:, -1]
     planes = planes[:, :-1].contiguous()
     histograms = []
@@ -343,18 +379,21 @@ def _edges(
     return histograms
 
 
-def _histograms(levels: UInt8[Tensor, "items side side 3"]) -> list[Float[Tensor, "items _"]]:
-    """Return how much of each colour is in the middle and in the margin."""
-    red, green, blue = (levels >> 8 - _COLOUR_BITS).unbind(dim=3)
-    code = ((red << 2 * _COLOUR_BITS) | (green << _COLOUR_BITS) | blue).long()
-    in_margin = torch.ones(SIDE, SIDE, dtype=torch.long)
-    in_margin[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = 0
-    bins = 8**_COLOUR_BITS
-    counts = torch.zeros(len(levels), 2 * bins)
-    counts.scatter_add_(
-        1, (code + in_margin * bins).flatten(1), torch.ones(len(levels), SIDE * SIDE)
-    )
+def _histograms(pixels: UInt8[Tensor, "items side side 3"]) -> list[Float[Tensor, "items _"]]:
+    """Return the histograms of colours in the middle and in the margin of images.
+
+    A colour is a number of 6 bits, ``rrggbb``; numbers in the margin are increased by 64.
+    """
+    red, green, blue = (pixels >> 8 - _COLOUR_BITS).unbind(dim=3)
+    colour = ((red << 2 * _COLOUR_BITS) | (green << _COLOUR_BITS) | blue).long()
+    is_in_margin = torch.ones(_SIDE, _SIDE, dtype=torch.long)
+    is_in_margin[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = 0
+    num_colours = 8**_COLOUR_BITS
+    bins = (colour + is_in_margin * num_colours).flatten(1)
+    counts = torch.zeros(len(pixels), 2 * num_colours)
+    counts.scatter_add_(1, bins, torch.ones(len(pixels), _SIDE * _SIDE))
+    middle, margin = torch.split(counts, num_colours, dim=1)
     return [
-        (half / half.sum(dim=1, keepdim=True)).sqrt() * math.sqrt(bins)
-        for half in torch.split(counts, bins, dim=1)
+        (histogram / histogram.sum(dim=1, keepdim=True)).sqrt() * math.sqrt(num_colours)
+        for histogram in (middle, margin)
     ]

@@ -23,7 +23,7 @@ from jaxtyping import Float32, Int8, Int64, Shaped
 from genius_search.artifact import ARTIFACT_FORMAT, Manifest, fingerprint_of
 from genius_search.data.features import (
     CONTENTS,
-    KIND,
+    FEATURES_KIND,
     ROW,
     FeatureBatch,
     Features,
@@ -138,7 +138,7 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
     entries = [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
     features.manifest = Manifest(
         format=ARTIFACT_FORMAT,
-        kind=KIND,
+        kind=FEATURES_KIND,
         config={},
         inputs={},
         facts={},

@@ -23,7 +23,7 @@ from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.border import as_numbers
 from genius_search.data.features import (
     ABSENT,
-    KIND,
+    FEATURES_KIND,
     ROW,
     FeatureBatch,
     Features,
@@ -317,7 +317,7 @@ def write_features(
     """
     writer = ArtifactWriter(
         folder,
-        kind=KIND,
+        kind=FEATURES_KIND,
         config={"shard_rows": shard_rows, "columns": ROW.names},
         inputs={**inputs, "encoder": encoder.fingerprint},
     )

@@ -14,8 +14,7 @@ from genius_search.border import as_path
 from genius_search.config import validate_settings
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
-from genius_search.encoders.adapters import KIND as ADAPTERS
-from genius_search.encoders.adapters import FrozenPair
+from genius_search.encoders.adapters import ADAPTERS, FrozenPair
 from genius_search.encoders.open import absolute_spec, load_encoder, open_pair
 from genius_search.errors import BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, ModelInstruction
