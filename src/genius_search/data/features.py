@@ -66,7 +66,7 @@ class FeatureBatch(NamedTuple):
     has_text: Bool[np.ndarray, " items"]
 
     def total(self) -> Float32[np.ndarray, "items dim"]:
-        """Return the unnormalised sum of image and text features (score fusion, UniIR's CLIP-SF)."""
+        """Return the unnormalised sum of both features (UniIR's score fusion, CLIP-SF)."""
         return np.asarray(self.image + self.text)
 
 
@@ -293,7 +293,7 @@ class Pairs:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Fingerprints of both sets of features, by which a trained stage names its inputs."""
+        """Fingerprints of both sets of features, for the manifest of a training stage."""
         return {
             "queries": self.queries.manifest.fingerprint,
             "candidates": self.candidates.manifest.fingerprint,

@@ -1,4 +1,4 @@
-"""`adapters:FOLDER`: small trained networks over two frozen encoders, one for images, one for texts.
+"""`adapters:FOLDER`: small trained networks over an image encoder and a text encoder, both frozen.
 
 The encoders may have any architectures and widths. training/adapters.py trains the networks. This
 module runs them in NumPy, so a search needs PyTorch only if one of the encoders does.

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 CHARACTERS_PER_TOKEN: Final = 64
-"""Characters of a text that are tokenized per token of the encoder's maximum; words have about 5."""
+"""Number of characters that are tokenized for each token an encoder can read.
+
+Words have about five."""
 
 
 class ItemKey(NamedTuple):
@@ -63,7 +65,7 @@ class Encoder(Protocol):
 
     @property
     def needs_pixels(self) -> bool:
-        """Whether the encoder reads decoded images; False if it looks features up or reads only texts."""
+        """Whether the encoder reads decoded images: False if it reads texts or stored features."""
 
     def image_features(self, images: Sequence[Image.Image], keys: Keys = (), /) -> AnyArray:
         """Return the features of images."""
@@ -175,8 +177,8 @@ class VectorEncoder:
     def __init__(self, width: str) -> None:
         if not width.isdecimal() or not int(width):
             raise UsageError(
-                f"'vectors:{width}' is not an encoder; expected the dimension of your vectors, such "
-                "as vectors:512"
+                f"'vectors:{width}' is not an encoder; expected the dimension of your vectors, "
+                "such as vectors:512"
             )
         self.dim = int(width)
         self.spec = f"vectors:{self.dim}"
@@ -192,7 +194,7 @@ class VectorEncoder:
 
     def _refuse(self, description: str) -> NoReturn:
         raise UsageError(
-            "this index was created from vectors and does not have their encoder, so it cannot encode "
-            f"{description}; search with vector= and add items with vectors=, each of {self.dim} "
-            "numbers"
+            "this index was created from vectors and does not have their encoder, so it cannot "
+            f"encode {description}; search with vector= and add items with vectors=, each of "
+            f"{self.dim} numbers"
         )

@@ -3,8 +3,8 @@
 onnxruntime and tokenizers run them, without PyTorch. Features equal those of transformers with the
 same weights, up to rounding.
 
-Memory: onnxruntime copies a file that contains a graph and its weights, but maps weights that are in
-another file. So the graph is read here, and passed on with a reference in place of each large
+Memory: onnxruntime copies a file that contains a graph and its weights, but maps weights that are
+in another file. So the graph is read here, and passed on with a reference in place of each large
 weight, which names the file, offset and length of the weight. The file is in the wire format of
 protocol buffers, with the field numbers of `onnx.proto`::
 
@@ -44,7 +44,9 @@ _IS_EXTERNAL: Final = b"\x70\x01"
 """The field ``data_location`` (14) with the value 1."""
 _FOLDER_OF_WEIGHTS: Final = "session.model_external_initializers_file_folder_path"
 _MIN_MAPPED_BYTES: Final = 4096
-"""Minimum size of weights that become references. onnxruntime needs shapes, which are smaller, in the graph."""
+"""Minimum size of weights that become references.
+
+onnxruntime needs the shapes of arrays, which are smaller, in the graph itself."""
 GRAPHS: Final = ("text_model", "vision_model")
 _PRECISIONS: Final = ("", "_fp16", "_quantized")
 """Suffixes of the graphs' names, in order of preference."""

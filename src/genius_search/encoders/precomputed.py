@@ -6,8 +6,8 @@ PATH is a folder, or one of its files of features, which excludes files of the o
   used for queries and candidates, unless there is a file for one of them, such as
   ``query_text_features.npy`` or ``candidate_image_features.npy``.
 - ``X_ids.npy`` or ``ids.npy``, with one id for each row of ``X.npy``: texts (``"9:12"``), or
-  M-BEIR's integers. Without such a file, row ``r`` (from 0) is number ``r + 1`` of its data set, for
-  queries and candidates alike.
+  M-BEIR's integers. Without such a file, row ``r`` (from 0) is number ``r + 1`` of its data set,
+  for queries and candidates alike.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ class PrecomputedEncoder:
         if not keys or not all(key.id for key in keys):
             raise UsageError(
                 "precomputed features cannot embed new content: they are looked up by the id of a "
-                "known query or candidate. Use an encoder that reads texts and images, such as small "
-                "or clip"
+                "known query or candidate. Use an encoder that reads texts and images, such as "
+                "small or clip"
             )
         role = keys[0].role
         hint = ""

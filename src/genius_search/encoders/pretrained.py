@@ -1,7 +1,7 @@
 """`st:` and its synonyms `clip:`, `siglip:`, `text:`: models for sentence-transformers, in PyTorch.
 
-They read texts only, images and texts separately (CLIP, SigLIP), or both together. `uniir:FOLDER` is
-UniIR's CLIP-SF, on which GENIUS was trained; research/published writes the folder.
+They read texts only, images and texts separately (CLIP, SigLIP), or both together. `uniir:FOLDER`
+is UniIR's CLIP-SF, on which GENIUS was trained; research/published writes the folder.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ _TEXTS_AT_ONCE: Final = 64
 
 
 def require_files(folder: Path, *alternatives: Sequence[str]) -> None:
-    """Raise :class:`ArtifactMissing` unless a folder has at least one file from each row of names."""
-    missing = [
-        names[0] for names in alternatives if not any((folder / name).is_file() for name in names)
-    ]
+    """Raise :class:`ArtifactMissing` unless a folder has at least one file of each row."""
+    missing = [names[0] for names in alternatives if not _has_any(folder, names)]
     if missing:
         raise ArtifactMissing(
             f"{folder} is not a complete model of its kind: it lacks {', '.join(missing)}"
         )
+
+
+def _has_any(folder: Path, names: Sequence[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
 
 
 @contextlib.contextmanager
@@ -98,7 +100,7 @@ def open_model(folder: Path, *, device: str) -> Any:
     """
     _check_folder(folder)
     with without_reports():
-        from sentence_transformers import SentenceTransformer  # noqa: PLC0415  takes seconds to import
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415  takes seconds
 
         try:
             model: Any = SentenceTransformer(
@@ -126,7 +128,7 @@ def open_model(folder: Path, *, device: str) -> Any:
 
 
 def _check_folder(folder: Path) -> None:
-    """Check that a folder is complete, and that sentence-transformers would not run code from it."""
+    """Check that a folder is complete and that nothing in it would be run as a program."""
     modules_file = folder / "modules.json"
     modules = read_json(modules_file) if modules_file.is_file() else []
     module_types = [str(module["type"]) for module in modules]
@@ -187,7 +189,7 @@ class PretrainedEncoder:
     def image_features(
         self, images: Sequence[Image.Image], keys: Keys = ()
     ) -> Float[Tensor, "items dim"]:
-        """Return the features of images; raise :class:`UsageError` if the model reads only texts."""
+        """Return the features of images; raise :class:`UsageError` for a text-only model."""
         if not self.reads_images:
             refuse_images(keys)
         return self._encode([{"image": image} for image in images], _role(keys))
@@ -272,8 +274,9 @@ def clip_reader(
 def middle_square(image: Image.Image, *, side: int) -> Image.Image:
     """Resize the shorter side to ``side`` (bicubic), and crop the middle.
 
-    If an odd number of pixels is cropped, half of it is rounded to an even number, as in torchvision
-    and therefore UniIR. transformers rounds down, which shifts a quarter of all images by a pixel.
+    If an odd number of pixels is cropped, half of it is rounded to an even number, as in
+    torchvision and therefore UniIR. transformers rounds down, which shifts a quarter of all images
+    by a pixel.
     """
     width, height = image.size
     shorter = min(width, height)

@@ -69,7 +69,7 @@ DESCRIPTOR_SIZE: Final = (
     + _THUMBNAIL_SIZE * _THUMBNAIL_SIZE * 3
     + 2 * 8**_COLOUR_BITS
 )
-"""Length of an image's description: edges, edges of the blurred image, thumbnail, two histograms."""
+"""Length of an image's description: edges, outlines, thumbnail and two histograms."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocabulary: int) -> Tokenizer:
@@ -155,7 +155,7 @@ class SmallNetwork(nn.Module):
 
 
 def _tower(inputs: int, width: int, dim: int) -> nn.Sequential:
-    """Build a network; its normalisation gives both modalities the same scale, as they are added."""
+    """Build a tower. Its normalisation gives both modalities the same scale."""
     return nn.Sequential(
         nn.LayerNorm(inputs),
         nn.Linear(inputs, width),
@@ -203,7 +203,7 @@ class SmallEncoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of settings, vocabulary and weights, which is cached; so read it after training."""
+        """A hash of settings, vocabulary and weights. It is cached, so read it after training."""
         hashes = {
             name: hashlib.sha256(np.ascontiguousarray(as_array(weight)).data).hexdigest()
             for name, weight in self.network.state_dict().items()
@@ -294,8 +294,8 @@ def load_small(folder: Path, *, device: str = "cpu") -> SmallEncoder:
 def describe(images: Sequence[Image.Image]) -> Float[Tensor, "items pixels"]:
     """Describe images by edges, outlines and colours; each part has a root mean square near 1.
 
-    Outlines are the edges of the blurred image: without stripes and dots, the shape is clearer. This
-    part of the encoder is not trained, so its results can be cached.
+    Outlines are the edges of the blurred image: without stripes and dots, the shape is clearer.
+    This part of the encoder is not trained, so its results can be cached.
     """
     return in_batches(_describe_batch, images, size=_DESCRIBED_AT_ONCE, dim=DESCRIPTOR_SIZE)
 

@@ -112,7 +112,7 @@ class StaticEncoder:
         """Return the vectors of texts, which are truncated at the maximum length."""
         if not texts:
             return np.zeros((0, self.dim), dtype=np.float32)
-        # The tokenizer of wordllama splits capitals, ligatures and wide letters into meaningless pieces.
+        # wordllama's tokenizer splits capitals, ligatures and wide letters into meaningless pieces.
         words = [normalize("NFKC", text).lower() for text in texts]
         beginnings = cut_texts(words, max_tokens=_MAX_TOKENS)
         return np.asarray(
