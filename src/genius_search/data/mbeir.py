@@ -1,6 +1,12 @@
-"""Data sets in M-BEIR's layout: paths, queries, candidates, qrels, instructions; and their check.
+"""Data sets in M-BEIR's layout: paths, queries, candidates, qrels, instructions, and their check.
 
-Layout and fields follow M-BEIR's data card and UniIR's loader. Files are read one line at a time.
+The layout follows M-BEIR's data card and UniIR's loader. Files are read line by line. ::
+
+    DATA/query/test/mbeir_mscoco_task0_test.jsonl             queries, with their positives
+    DATA/cand_pool/local/mbeir_mscoco_task0_cand_pool.jsonl   candidates of one task
+    DATA/cand_pool/global/mbeir_union_test_cand_pool.jsonl    candidates of all tasks
+    DATA/qrels/test/mbeir_mscoco_task0_test_qrels.txt         right answers
+    DATA/instructions/query_instructions.tsv
 """
 
 from __future__ import annotations
@@ -38,20 +44,25 @@ from genius_search.records import (
 
 Record = TypeVar("Record")
 OnBad = Callable[[BadRecord], None]
-"""Is called with every unusable line, which is then left out; without it, the first one is raised."""
+"""A function that is called for each bad line, which is left out.
+
+Without it, the first bad line raises its :class:`BadRecord`."""
 
 _ROW_NAME: Final = re.compile(r"^(?P<dataset>.+)_task(?P<task>\d+)$")
 _RELEVANCE: Final = re.compile(r"-?[0-9]{1,9}")
 MAX_FINDING_EXAMPLES: Final = 5
-"""Maximum number of examples per kind of finding; all are counted."""
+"""Maximum number of examples in a finding; all occurrences are counted."""
 _CHECKED_AT_ONCE: Final = 256
+"""Images that are decoded before their problems are added to the report."""
 
 
 class IdColumn:
-    """Mapping from ids to small non-negative integers; 0 by default.
+    """A mapping from ids to small non-negative integers, 0 by default.
 
-    The ids of a data set are nearly contiguous, so an array takes a fortieth of what a dict or a set would:
-    5.6 million candidates fit into 12 MB.
+    The ids of a data set are almost consecutive, so one array per data set replaces a dict, which
+    would take forty times the memory: 5.6 million candidates fit into 12 MB. ::
+
+        column["9:12"] = 1   ->   {9: array([0, 0, ..., 1])}, where the 1 is element 12
     """
 
     def __init__(self) -> None:
@@ -71,12 +82,14 @@ class IdColumn:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield non-blank lines with their numbers, without a byte order mark; those of UTF-16 in UTF-8.
+    """Yield the numbers and the UTF-8 bytes of non-blank lines, without a byte order mark.
+
+    A file in UTF-16 with a byte order mark is converted to UTF-8.
 
     Raises
     ------
     BadData
-        The file cannot be opened, or is in another encoding.
+        The file cannot be opened, or has another encoding.
     """
     if path.exists() and not path.is_file():  # a pipe or a device may never end
         raise BadData(f"{path}: is not a file; expected lines in a file")
@@ -105,12 +118,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def read_json_lines(
     path: Path, parse: Callable[[dict[str, Any]], Record], on_bad: OnBad | None = None
 ) -> Iterator[tuple[int, Record]]:
-    """Parse the JSON object on each line; yield line numbers and results.
+    """Parse the JSON object on each line, and yield line numbers and results.
 
     Raises
     ------
     BadRecord
-        A line is invalid, and there is no ``on_bad``.
+        A line is invalid, and ``on_bad`` is None.
     BadData
         The file cannot be opened.
     """
@@ -120,7 +133,7 @@ def read_json_lines(
             if not isinstance(row, dict):
                 raise BadData(f"is a JSON {type(row).__name__}, expected an object {{...}}")
             if b"\\u" in raw:
-                json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text
+                json.dumps(row, ensure_ascii=False).encode()  # fails for half a surrogate pair
             record = parse(row)
         except UnicodeDecodeError as error:
             problem = f"is not UTF-8 (byte {error.start + 1} of the line)"
@@ -172,11 +185,14 @@ def read_candidates(path: Path, *, on_bad: OnBad | None = None) -> Iterator[Cand
 
 
 def read_pool(paths: Iterable[Path]) -> Iterator[Candidate]:
-    """Read the candidates of a pool in several files. If an id occurs in two files, the first one counts.
+    """Read the candidates of a pool in several files; the first file with an id is used.
 
-    An id that occurs twice in the same file is a bad line, because it is unclear which one is meant.
+    Raises
+    ------
+    BadRecord
+        A line is invalid, or an id occurs twice in the same file, which makes it ambiguous.
     """
-    last_file = IdColumn()
+    last_file = IdColumn()  # number of the last file with an id, from 1
     for number, path in enumerate(paths, start=1):
         for line, candidate in read_json_lines(path, _parse_candidate):
             earlier, last_file[candidate.did] = last_file[candidate.did], number
@@ -208,43 +224,55 @@ def _parse_candidate(fields: Mapping[str, Any]) -> Candidate:
 def _content(
     declared: str, text: str | None, image: str | None
 ) -> tuple[Modality, str | None, str | None]:
-    """Return modality, text and image path; blank ones are absent, and the others must be the modality's."""
+    """Return modality, text and image path of a record; blank parts become None.
+
+    Raises
+    ------
+    BadData
+        The parts do not fit the declared modality.
+    """
     modality = Modality.parse(declared)
-    text, image = (part if part and part.strip() else None for part in (text, image))
-    text = None if text is None else composed(text)
-    has_image, has_text = image is not None, text is not None
-    if (has_image, has_text) != (modality is not Modality.TEXT, modality is not Modality.IMAGE):
-        found = " and ".join(
-            name for name, has in (("image", has_image), ("text", has_text)) if has
-        )
-        raise BadData(
-            f"the modality is {declared!r}, and there is {found or 'neither image nor text'}"
-        )
+    text = composed(text) if text and text.strip() else None
+    image = image if image and image.strip() else None
+    has_image = image is not None
+    has_text = text is not None
+    needs_image = modality is not Modality.TEXT
+    needs_text = modality is not Modality.IMAGE
+    if (has_image, has_text) != (needs_image, needs_text):
+        parts = {
+            (True, True): "image and text",
+            (True, False): "image",
+            (False, True): "text",
+            (False, False): "neither image nor text",
+        }
+        raise BadData(f"the modality is {declared!r}, and there is {parts[has_image, has_text]}")
     if "\0" in (image or ""):
         raise BadData(f"the image is {image!r}, and no file's name contains a NUL character")
     return modality, text, image
 
 
 def _source(value: object) -> str | None:
-    return (
-        value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    )
+    """Return ``src_content`` as a text; other values than texts become JSON."""
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def read_qrels(path: Path) -> dict[str, dict[str, int]]:
-    """Read relevance by query and candidate from lines ``qid 0 did relevance [task]`` (M-BEIR, section 1.5).
+    """Read the relevance of candidates for queries.
 
-    TREC's four columns are read as well; ids are any words, and a relevance above 0 is relevant.
+    Lines are ``qid 0 did relevance [task]``: five columns in M-BEIR (section 1.5), four in TREC.
+    Ids are any words, and a relevance above 0 means relevant.
 
     Raises
     ------
     BadRecord
-        A line has the wrong number of columns, a relevance is no whole number, or a pair occurs twice with
-        different relevance.
+        A line has the wrong number of columns, a relevance is not an integer, or a pair occurs
+        twice with different relevance.
     """
     qrels: dict[str, dict[str, int]] = {}
     for line, raw in numbered_lines(path):
-        columns = composed(raw.decode(errors="replace")).split()  # as the ids of items
+        columns = composed(raw.decode(errors="replace")).split()  # composed like ids of items
         if len(columns) not in {4, 5}:
             expected = "4 (TREC) or 5 (M-BEIR): qid 0 did relevance [task]"
             raise BadRecord(path, line, f"has {len(columns)} columns, expected {expected}")
@@ -258,7 +286,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
 
 
 class InstructionKey(NamedTuple):
-    """Data set and modalities that an instruction is for."""
+    """The data set and the modalities of an instruction."""
 
     dataset_id: int
     query: Modality
@@ -270,12 +298,17 @@ class Instructions:
     """Instructions by data set, query modality and candidate modality."""
 
     file: Path | None = None
-    """File of the instructions; None if the data set has none, so that every look-up returns ``()``."""
+    """File of the instructions; None if the data set has none, and every lookup returns ``()``."""
     rows: Mapping[InstructionKey, tuple[str, ...]] = field(default_factory=dict)
 
     @staticmethod
     def read(path: Path) -> Instructions:
-        """Read ``query_instructions.tsv`` by column position, as UniIR does; a header is skipped."""
+        """Read ``query_instructions.tsv``, by column position as in UniIR, and skip a header.
+
+        ::
+
+            text <tab> image <tab> MSCOCO <tab> 9 <tab> Find an image ... <tab> Show a photo ...
+        """
         rows: dict[InstructionKey, tuple[str, ...]] = {}
         for line, raw in numbered_lines(path):
             try:
@@ -286,8 +319,8 @@ class Instructions:
                 instructions = tuple(filter(None, cells[4:]))
                 if not has_number or not instructions:
                     raise BadData(
-                        "expected query modality, candidate modality, data set, its number and at least one "
-                        "instruction, with tabs between them"
+                        "expected query modality, candidate modality, data set, its number and at "
+                        "least one instruction, with tabs between them"
                     )
                 key = InstructionKey(
                     int(cells[3]), Modality.parse(cells[0]), Modality.parse(cells[1])
@@ -300,18 +333,19 @@ class Instructions:
         return Instructions(path, rows)
 
     def lookup(self, dataset_id: int, query: Modality, candidate: Modality) -> tuple[str, ...]:
-        """Return all instructions for a data set and modalities.
+        """Return all instructions for a data set and its modalities.
 
         Raises
         ------
         BadData
-            The file has no such row.
+            The file has no row for them.
         """
         instructions = self.rows.get(InstructionKey(dataset_id, query, candidate), ())
         if self.file is not None and not instructions:
             raise BadData(
                 f"{self.file}: no instruction for data set {dataset_id}, {query} -> {candidate}; "
-                f"add a row {query.mbeir}<tab>{candidate.mbeir}<tab>NAME<tab>{dataset_id}<tab>INSTRUCTION"
+                f"add a row {query.mbeir}<tab>{candidate.mbeir}<tab>NAME<tab>{dataset_id}<tab>"
+                "INSTRUCTION"
             )
         return instructions
 
@@ -326,7 +360,7 @@ class EvaluationRow:
     task_id: int
     queries: Path
     qrels: Path | None
-    """Path of the qrels; None if only the queries' own positives exist."""
+    """Path of the qrels; None if the query file itself names the positives."""
     local_pool: Path
 
 
@@ -337,7 +371,7 @@ class Layout:
         self.root = root
 
     def local_pool(self, name: str) -> Path:
-        """Return the path of a row's own pool."""
+        """Return the path of the pool of a single task."""
         return self.root / "cand_pool" / "local" / f"mbeir_{name}_cand_pool.jsonl"
 
     def union_pool(self, split: str) -> Path:
@@ -350,7 +384,7 @@ class Layout:
 
 
 class MBeir(Layout):
-    """A data set in M-BEIR's layout, to be read.
+    """A data set in M-BEIR's layout.
 
     >>> data = MBeir("M-BEIR")  # doctest: +SKIP
     >>> for row in data.rows("test"):  # doctest: +SKIP
@@ -364,8 +398,9 @@ class MBeir(Layout):
         absent = [name for name in ("query", "cand_pool") if not (root / name).is_dir()]
         if absent:
             raise BadData(
-                f"{root} is not in M-BEIR's layout: it has no {' and no '.join(absent)} folder; expected "
-                "query/<split>, cand_pool/local, and if there are any qrels/<split> and instructions"
+                f"{root} is not in M-BEIR's layout: it has no {' and no '.join(absent)} folder; "
+                "expected query/<split>, cand_pool/local, and optionally qrels/<split> and "
+                "instructions"
             )
         super().__init__(root)
         self.name = root.resolve().name
@@ -376,40 +411,40 @@ class MBeir(Layout):
         )
 
     def training_queries(self) -> list[Path]:
-        """Return the union training file if it exists, otherwise the files of all data sets."""
+        """Return the union training file, or the files of all data sets if it does not exist."""
         query = self.root / "query"
         return _files(query / "union_train", "*.jsonl") or _files(query / "train", "*.jsonl")
 
     def training_pools(self) -> list[Path]:
-        """Return the union training pool if it exists, otherwise all local pools; for :func:`read_pool`."""
+        """Return the union training pool, or all local pools if it does not exist."""
         union = self.union_pool("train")
         return [union] if union.exists() else self.local_pools()
 
     def local_pools(self) -> list[Path]:
-        """Return every local pool, of all splits."""
+        """Return all local pools, of all splits."""
         return _files(self.root / "cand_pool" / "local", "*_cand_pool.jsonl")
 
     def global_pool(self, split: str) -> list[Path]:
-        """Return a split's union pool, otherwise the local pools of its rows; for :func:`read_pool`."""
-        if (union := self.union_pool(split)).exists():
+        """Return a split's union pool, or the local pools of its rows if it does not exist."""
+        union = self.union_pool(split)
+        if union.exists():
             return [union]
         return list(dict.fromkeys(row.local_pool for row in self.rows(split)))
 
     def query_files(self, split: str) -> dict[str, Path]:
-        """Return a split's query files by names of rows, sorted."""
-        return {
-            _row_name(path, split): path for path in _files(self.root / "query" / split, "*.jsonl")
-        }
+        """Return a split's query files by the names of their rows, sorted."""
+        files = _files(self.root / "query" / split, "*.jsonl")
+        return {_row_name(path, split): path for path in files}
 
     def rows(self, split: str, *, names: Collection[str] = ()) -> list[EvaluationRow]:
-        """Return the rows of a split (all, or those named), sorted by name.
+        """Return the rows of a split, sorted by name: all rows, or only the ones in ``names``.
 
         Raises
         ------
         BadData
             The split has no queries, or a row has no local pool.
         UsageError
-            There is no row with a given name.
+            No row has one of the names.
         """
         files = self.query_files(split)
         if not files:
@@ -451,7 +486,13 @@ class MBeir(Layout):
         )
 
     def image_path(self, relative: str) -> Path:
-        """Return the absolute path of an image, refusing paths outside the data set's folder."""
+        """Return the absolute path of an image.
+
+        Raises
+        ------
+        BadData
+            The path leads out of the data set's folder.
+        """
         if relative.startswith("/") or ".." in relative.split("/"):
             raise BadData(
                 f"{self.root}: image path {relative!r} leads out of the data set's folder"
@@ -460,41 +501,43 @@ class MBeir(Layout):
 
 
 def _row_name(queries: Path, split: str) -> str:
+    """Return ``mscoco_task0`` for ``mbeir_mscoco_task0_test.jsonl``."""
     return queries.stem.removeprefix("mbeir_").removesuffix(f"_{split}")
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files that match a pattern, sorted and without hidden files."""
     return sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
 
 
 def read_judgements(row: EvaluationRow, qids: Sequence[str]) -> dict[str, Mapping[str, int]]:
-    """Return the relevance judgements of queries, from the row's qrels or otherwise its query file.
+    """Return the relevance judgements of queries, from a row's qrels or else its query file.
 
     Raises
     ------
     BadData
-        A query has none.
+        A query has no judgements.
     """
+    judgements: Mapping[str, Mapping[str, int]]
     if row.qrels is not None:
-        known: Mapping[str, Mapping[str, int]] = read_qrels(row.qrels)
+        judgements = read_qrels(row.qrels)
     else:
-        known = {
-            query.qid: dict.fromkeys(query.positives, 1) for query in read_queries(row.queries)
-        }
-    missing = [qid for qid in qids if qid not in known]
+        queries = read_queries(row.queries)
+        judgements = {query.qid: dict.fromkeys(query.positives, 1) for query in queries}
+    missing = [qid for qid in qids if qid not in judgements]
     if missing:
         raise BadData(f"{row.qrels}: no line for query {missing[0]} and {len(missing) - 1} others")
-    return {qid: known[qid] for qid in qids}
+    return {qid: judgements[qid] for qid in qids}
 
 
 @dataclass(slots=True)
 class Finding:
-    """One kind of problem, with its number of occurrences and the first examples."""
+    """A type of problem, with the number of its occurrences and the first examples."""
 
     kind: str
-    """Name in lower case, for example ``bad-image`` or ``duplicate-id``."""
+    """Name of the type in lower case, such as ``bad-image`` or ``duplicate-id``."""
     severity: Literal["error", "warning"]
-    """A data set with warnings can be used."""
+    """Severity; a data set with warnings can be used."""
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
@@ -504,18 +547,18 @@ class CheckReport:
     """The result of a check; JSON-able through ``dataclasses.asdict``."""
 
     records: dict[str, int]
-    """Number of usable queries or candidates of each file, by its path in the folder."""
+    """Number of usable queries or candidates in each file, by its path in the folder."""
     findings: list[Finding]
-    """Errors first, each kind in alphabetical order."""
+    """Errors, then warnings, both in alphabetical order."""
 
     @property
     def ok(self) -> bool:
-        """True if there are no errors, only warnings."""
+        """Whether the data set has no errors; it may have warnings."""
         return all(finding.severity != "error" for finding in self.findings)
 
 
 def check(root: Path, *, images: bool = True) -> CheckReport:
-    """Check a folder in M-BEIR's layout, and with ``images`` decode every image.
+    """Check a folder in M-BEIR's layout; with ``images``, decode every image.
 
     Raises
     ------
@@ -523,26 +566,26 @@ def check(root: Path, *, images: bool = True) -> CheckReport:
         The folder is not in M-BEIR's layout.
     """
     data = MBeir(root)
-    run = _Check(data)
-    for path in [
-        *data.local_pools(),
-        *sorted((root / "cand_pool" / "global").glob("*_cand_pool.jsonl")),
-    ]:
-        run.check_pool(path)
+    checker = _Checker(data)
+    global_pools = sorted((root / "cand_pool" / "global").glob("*_cand_pool.jsonl"))
+    for path in [*data.local_pools(), *global_pools]:
+        checker.check_pool(path)
     for split in sorted(path.name for path in (root / "query").iterdir() if path.is_dir()):
         for path in data.query_files(split).values():
-            run.check_queries(path, split)
+            checker.check_queries(path, split)
     if data.instructions.file is None:
-        missing = f"{data.instructions_file} is missing: queries are read without one"
-        run.add("no-instructions", missing, severity="warning")
+        missing = f"{data.instructions_file} is missing: queries are read without instructions"
+        checker.add_problem("no-instructions", missing, severity="warning")
     if images:
-        run.check_images()
-    findings = sorted(run.findings.values(), key=lambda finding: (finding.severity, finding.kind))
-    return CheckReport(dict(run.records), findings)
+        checker.check_images()
+    findings = sorted(
+        checker.findings.values(), key=lambda finding: (finding.severity, finding.kind)
+    )
+    return CheckReport(dict(checker.records), findings)
 
 
-class _Check:
-    """Checks pools, then queries against pools and instructions, and every picture once."""
+class _Checker:
+    """Checks pools, then queries against pools and instructions, and each picture once."""
 
     def __init__(self, data: MBeir) -> None:
         self.data = data
@@ -550,51 +593,61 @@ class _Check:
         self.images: set[str] = set()
         self.findings: dict[str, Finding] = {}
         self._pools: dict[Path, IdColumn] = {}
-        self._modalities = IdColumn()  # of candidates of any pool: code + 1
+        """For each pool, 1 for the ids of its candidates."""
+        self._modalities = IdColumn()
+        """Modality codes of the candidates of all pools, plus 1; 0 for unknown ids."""
 
-    def add(self, kind: str, example: str, severity: Literal["error", "warning"] = "error") -> None:
-        """Count a problem, and keep the first examples of its kind."""
-        finding = self.findings.setdefault(kind, Finding(kind, severity))
+    def add_problem(
+        self, name: str, example: str, severity: Literal["error", "warning"] = "error"
+    ) -> None:
+        """Count a problem, and keep the first examples of its type."""
+        finding = self.findings.setdefault(name, Finding(name, severity))
         finding.count += 1
         if finding.count <= MAX_FINDING_EXAMPLES:
             finding.examples.append(example)
 
     def check_pool(self, path: Path) -> None:
+        """Check one file of candidates."""
         members = self._pools[path] = IdColumn()
-        for candidate in read_candidates(path, on_bad=lambda bad: self.add("bad-line", str(bad))):
-            self._count(path, candidate.image)
+        for candidate in read_candidates(path, on_bad=self._add_bad_line):
+            self._count_record(path, candidate.image)
             if members[candidate.did]:
-                self.add("duplicate-id", f"{path}: did {candidate.did} occurs again")
+                self.add_problem("duplicate-id", f"{path}: did {candidate.did} occurs again")
             members[candidate.did] = 1
             self._modalities[candidate.did] = candidate.modality.code + 1
 
     def check_queries(self, path: Path, split: str) -> None:
-        """Check one query file; one of an evaluation split is a row, which has a pool."""
+        """Check one file of queries; in an evaluation split, also against the pool of its row."""
         pool = self._modalities
         if split != "train" and not split.startswith("union_"):
             try:
                 pool = self._pools[self.data.row(path, split).local_pool]
             except BadData as error:
-                self.add("layout", str(error))
-        for query in read_queries(path, on_bad=lambda bad: self.add("bad-line", str(bad))):
-            where = f"{path}: qid {query.qid}"
-            self._count(path, query.image)
+                self.add_problem("layout", str(error))
+        for query in read_queries(path, on_bad=self._add_bad_line):
+            location = f"{path}: qid {query.qid}"
+            self._count_record(path, query.image)
             if not query.positives:
-                self.add("no-positives", where, severity="warning")
+                self.add_problem("no-positives", location, severity="warning")
             elif not any(pool[did] for did in query.positives):
-                self.add(
+                self.add_problem(
                     "positives-outside-pool",
-                    f"{where}: none of its positives ({', '.join(query.positives[:3])}) is in the pool; add "
-                    "the candidate's line, or fetch the pool again",
+                    f"{location}: none of its positives ({', '.join(query.positives[:3])}) is in "
+                    "the pool; add the candidate's line, or fetch the pool again",
                 )
-            # The instruction is that for its first positive that is in any pool.
-            code = next((code for did in query.positives if (code := self._modalities[did])), 0)
-            if code:
-                wanted = list(Modality)[code - 1]
-                try:
-                    self.data.instructions.lookup(parse_id(query.qid)[0], query.modality, wanted)
-                except BadData as error:
-                    self.add("missing-instruction", f"{where}: {error}")
+            self._check_instruction(query, location)
+
+    def _check_instruction(self, query: Query, location: str) -> None:
+        """Check that a query has an instruction for its first positive in any pool."""
+        codes = (self._modalities[did] for did in query.positives)
+        code = next(filter(None, codes), 0)
+        if not code:
+            return
+        target = list(Modality)[code - 1]
+        try:
+            self.data.instructions.lookup(parse_id(query.qid)[0], query.modality, target)
+        except BadData as error:
+            self.add_problem("missing-instruction", f"{location}: {error}")
 
     def check_images(self) -> None:
         """Decode all images."""
@@ -609,12 +662,14 @@ class _Check:
         names = sorted(self.images)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             for start in range(0, len(names), _CHECKED_AT_ONCE):
-                for problem in filter(
-                    None, threads.map(problem_of, names[start : start + _CHECKED_AT_ONCE])
-                ):
-                    self.add("bad-image", problem)
+                batch = names[start : start + _CHECKED_AT_ONCE]
+                for problem in filter(None, threads.map(problem_of, batch)):
+                    self.add_problem("bad-image", problem)
 
-    def _count(self, path: Path, image: str | None) -> None:
+    def _add_bad_line(self, error: BadRecord) -> None:
+        self.add_problem("bad-line", str(error))
+
+    def _count_record(self, path: Path, image: str | None) -> None:
         self.records[path.relative_to(self.data.root).as_posix()] += 1
         if image is not None:
             self.images.add(image)
