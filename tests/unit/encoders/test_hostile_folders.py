@@ -63,10 +63,10 @@ def make_packed(folder):
 
 
 GENERATOR = [
-    ({"facts__sizes": [3, 200]}, "does not hold"),
-    ({"facts__sizes": 3}, "does not hold"),
-    ({"config__width": 10**6}, "does not hold"),
-    ({"facts__sizes": [3, 5]}, "does not hold"),
+    ({"facts__sizes": [3, 200]}, "does not match"),
+    ({"facts__sizes": 3}, "does not match"),
+    ({"config__width": 10**6}, "does not match"),
+    ({"facts__sizes": [3, 5]}, "does not match"),
 ]
 
 
@@ -75,11 +75,11 @@ GENERATOR = [
     [
         (make_small, {"max_tokens": 2 * 10**9}, "max_tokens = 2000000000"),
         (make_small, {"dim": 10**9}, "dim = "),
-        (make_small, {"text_width": 10**6, "image_width": 10**6}, "does not hold"),
+        (make_small, {"text_width": 10**6, "image_width": 10**6}, "does not match"),
         (make_small, {"unheard_of": 1}, "unheard_of"),
-        (make_quantizer, {"facts__dim": 10**9}, "does not hold"),
-        (make_quantizer, {"facts__dim": 60_000}, "does not hold"),
-        (make_quantizer, {"config__codebook_size": 5}, "does not hold"),
+        (make_quantizer, {"facts__dim": 10**9}, "does not match"),
+        (make_quantizer, {"facts__dim": 60_000}, "does not match"),
+        (make_quantizer, {"config__codebook_size": 5}, "does not match"),
         *((make, *hostile) for make in (make_generator, make_packed) for hostile in GENERATOR),
     ],
 )
