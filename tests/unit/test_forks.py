@@ -155,7 +155,7 @@ def find(job):
 
 if __name__ == "__main__":
     vectors = np.random.default_rng(0).normal(size=(300, 16)).astype("f4")
-    index, _ = Index.create("v.index", vectors=vectors)
+    index = Index.from_vectors("v.index", vectors)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context({method!r})) as pool:
         print(list(pool.map(find, [(index, vector) for vector in vectors[:4]])))
 """

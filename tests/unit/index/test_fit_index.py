@@ -221,7 +221,7 @@ def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
     arguments = ["fit", str(log), "--index", str(tmp_path / "i"), "--preset", "tiny", "--force"]
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    assert "110 pairs, 1 left out" in said
+    assert "110 pairs, of which 1 were left out" in said
     assert "now uses the new model" in said
     assert main(["search", str(tmp_path / "i"), "red anchor 3"]) == 0
 
