@@ -425,7 +425,7 @@ class DecoderRows:
 
     def _start(
         self, prefixes: Prefixes, children: Children
-    ) -> tuple[Int64[np.ndarray, " beams"], DecoderStep]:
+    ) -> tuple[Int64[np.ndarray, " beams"], Any]:
         """Start the decoder for the queries with children; the other queries are finished."""
         self._queries = np.unique(prefixes.query[children.parent])
         state = self._decoder.start(
@@ -438,7 +438,7 @@ class DecoderRows:
         no_codes = np.zeros((len(self._queries), 0), dtype=np.int64)
         return row, self._advance(state, no_codes)
 
-    def _read_codes(self, prefixes: Prefixes) -> tuple[Int64[np.ndarray, " beams"], DecoderStep]:
+    def _read_codes(self, prefixes: Prefixes) -> tuple[Int64[np.ndarray, " beams"], Any]:
         """Select the rows that prefixes continue from, and let the decoder read the last codes."""
         grid = _grid(prefixes.query)
         unfinished = self._queries.searchsorted(prefixes.query[grid[:, 0]])
@@ -453,7 +453,7 @@ class DecoderRows:
         row[grid.ravel()] = np.arange(grid.size)
         return row, self._advance(state, prefixes.code[grid].reshape(-1, 1))
 
-    def _advance(self, state: Any, codes: Int64[np.ndarray, "rows tokens"]) -> DecoderStep:
+    def _advance(self, state: Any, codes: Int64[np.ndarray, "rows tokens"]) -> Any:
         return self._decoder.advance(state, torch.from_numpy(codes).to(self._decoder.device))
 
 
