@@ -184,7 +184,7 @@ def test_the_command_line_of_vectors_needs_ids(tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.eye(8, dtype=np.float32))
     assert main(["index", "create", str(tmp_path / "i"), "--vectors", str(tmp_path / "x.npy")]) == 0
     assert main(["index", "add", str(tmp_path / "i"), "--vectors", str(tmp_path / "x.npy")]) == 2
-    assert "need --ids" in capsys.readouterr().err
+    assert "needs --ids" in capsys.readouterr().err
     assert main(["index", "add", str(tmp_path / "i")]) == 2
-    assert "either a pool, or --vectors" in capsys.readouterr().err
+    assert "exactly one of a pool and --vectors" in capsys.readouterr().err
     assert json.loads((tmp_path / "i" / "index.json").read_text())["generation"] >= 0
