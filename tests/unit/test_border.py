@@ -94,7 +94,7 @@ def test_texts_and_whole_numbers_are_ids(value, expected):
         *((value, "expected a text or a whole number") for value in NO_IDS),
         (b"5", "decode it"),
         (None, "leave out items without an id"),
-        (np.float32(2**24 + 2), "may stand for another number"),
+        (np.float32(2**24 + 2), "may have been rounded"),
         (float("inf"), "inf"),
     ],
 )

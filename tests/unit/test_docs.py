@@ -79,7 +79,7 @@ PARSE = """
 import contextlib, io, json, sys
 from genius_search.cli import COMMANDS, command_class, run_command
 
-for kind in map(find, COMMANDS):
+for kind in map(command_class, COMMANDS):
     kind.run = lambda self: 0
 problems = []
 for words in json.load(sys.stdin):

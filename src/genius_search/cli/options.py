@@ -72,7 +72,7 @@ class DeviceOptions:
     """Device to run the model on: cpu or cuda."""
 
     download: bool = False
-    """Allow downloading the encoder's weights from the Hugging Face hub."""
+    """Allow downloading the encoder's weights."""
 
 
 @command

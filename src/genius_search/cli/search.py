@@ -174,7 +174,7 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     """
 
     text: Annotated[tuple[str, ...], tyro.conf.Positional, optional("[TEXT]")] = ()
-    """Text of the query. A hyphen excludes a word: "beach -people"."""
+    """Text of the query. A hyphen excludes words: beach -people."""
 
     image: OptionalFile = None
     """Image of the query, alone or combined with the text."""
@@ -193,9 +193,8 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     where: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")
     ] = ()
-    """Find only items whose fields meet a condition: 'price<20', 'colour in red,blue',
-    'title~umbrella', 'taken=2024-05', 'price is missing'. If the flag is repeated, all conditions
-    must hold."""
+    """Find only items whose fields meet all conditions: 'price<20', 'colour in red,blue',
+    'title~umbrella', 'taken=2024-05', 'price is missing'."""
 
     match: Words = None
     """Find only items whose text contains these words: this OR that -without "a phrase" begin*."""
@@ -215,30 +214,29 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     rerank: Annotated[
         Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")
     ] = None
-    """How to rank candidates: in the order of the generator (none), by codes, or by stored
-    embeddings. Default: depends on the index."""
+    """Rank by the generator (none), by codes, or by stored embeddings. Default: depends on the
+    index."""
 
     router: Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")] = (
         None
     )
-    """How to find candidates: with the generator, or by the distance between codes and query
-    (geometry). Default: geometry."""
+    """Find candidates with the generator, or by the distance of their codes. Default: geometry."""
 
     candidates: OptionalInt = None
     """Stop the beam search when this many IDs remain to be ranked; 0 follows all levels. Default:
     all IDs up to 100,000, or a share of more."""
 
     config: OptionalFile = None
-    """TOML file with further settings, named like the fields of genius_search.SearchConfig."""
+    """TOML file with further fields of genius_search.SearchConfig."""
 
     files_only: bool = False
     """Print only the path of each hit's file; for a text in an index, its id."""
 
     full: bool = False
-    """Print long texts, or the passages that were found, in full."""
+    """Print long texts and passages in full."""
 
     explain: Annotated[str | None, optional("ID")] = None
-    """Explain why the search finds or misses the item with this id, level by level of its codes."""
+    """Explain why the search finds or misses the item with this id."""
 
     def run(self) -> int:
         self._check_flags()

@@ -296,8 +296,8 @@ class Generator(nn.Module):
     ) -> None:
         """Initialise the codes' embeddings by a random linear map of their unit code vectors.
 
-        As in the released code, codes with similar vectors start with similar embeddings. Deviation
-        12: the scale is the same for every feature width, and there is no bias. A guide gets the
+        As in the released code, codes with similar vectors start with similar embeddings.
+        Deviation 12: the scale is the same for every feature width, and there is no bias. A guide gets the
         code vectors themselves.
         """
         if self.guide is not None:

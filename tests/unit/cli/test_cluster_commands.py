@@ -67,7 +67,7 @@ def test_the_same_names_in_other_folders_are_other_items(built, tmp_path, capsys
     ("words", "status", "said"),
     [
         (("index", "info", "{built}"), 4, "cluster"),
-        (("search", "{built}", "text", "--beam", "5"), 2, "own settings"),
+        (("search", "{built}", "text", "--beam", "5"), 2, "choose their settings"),
         (("index", "sync", "{built}"), 2, "genius index add"),
         (("cluster", "serve", "{built}"), 2, "--address"),
         (("cluster", "build", "{notes}", "--out", "{new}", "--shards", "2"), 2, "model"),

@@ -29,7 +29,7 @@ def fails_with(monkeypatch, error: BaseException) -> None:
         def run(self) -> None:
             raise error
 
-    monkeypatch.setattr(cli, "find", lambda name: Failing)
+    monkeypatch.setattr(cli, "command_class", lambda name: Failing)
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"], []])

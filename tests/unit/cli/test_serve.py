@@ -46,4 +46,4 @@ def test_a_missing_index_or_file_of_keys_is_named(folder, tmp_path, capsys):
     assert main(["serve", str(folder), "--keys", str(tmp_path / "none"), "--port", "0"]) == 6
     assert str(tmp_path / "none") in capsys.readouterr().err
     (tmp_path / "empty").touch(0o600)
-    assert "has no key" in refused(capsys, folder, "--keys", tmp_path / "empty")
+    assert "contains no key" in refused(capsys, folder, "--keys", tmp_path / "empty")

@@ -91,8 +91,8 @@ def test_a_shard_may_be_empty(texts, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"model": None}, UsageError, "either a model"),
-        ({"encoder": "small"}, UsageError, "either a model"),
+        ({"model": None}, UsageError, "one of a model"),
+        ({"encoder": "small"}, UsageError, "one of a model"),
         ({"shards": 0}, UsageError, "--shards"),
         ({"pool": "/nowhere.jsonl"}, BadData, "nowhere"),
     ],
@@ -104,7 +104,7 @@ def test_what_cannot_be_built_is_said(given, tmp_path, changes, error, words):
 
 def test_a_folder_with_other_things_is_left_alone(given, tmp_path):
     (tmp_path / "letter").touch()
-    with pytest.raises(UsageError, match="other things"):
+    with pytest.raises(UsageError, match="other files"):
         build_cluster(tmp_path, given)
     assert [one.name for one in tmp_path.iterdir()] == ["letter"]
 

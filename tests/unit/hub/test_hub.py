@@ -134,7 +134,7 @@ def test_a_pulled_model_opens_by_name_without_the_network_and_is_not_fetched_twi
 
 def test_what_is_in_the_place_already_stays(hub, saved):
     hub.hold("me/model", saved)
-    with pytest.raises(UsageError, match="there already"):
+    with pytest.raises(UsageError, match="already exists"):
         pull("me/model", out=saved)
 
 

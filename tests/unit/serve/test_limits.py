@@ -252,7 +252,7 @@ def test_a_panic_of_a_library_fails_one_request(client, monkeypatch):
     with monkeypatch.context() as patch:
         for method in ("search", "explain", "add"):
             patch.setattr(index, method, panic)
-        patch.setattr("genius_search.serve.app.some_items", panic)
+        patch.setattr("genius_search.serve.app.sample_items", panic)
         for _ in range(5):
             is_problem(client.post("/v1/search", json={"text": "x"}), 500)
             is_problem(client.post("/v1/explain", json={"text": "x", "id": "1:1"}), 500)

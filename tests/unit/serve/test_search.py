@@ -222,6 +222,6 @@ def test_a_passed_deadline_is_a_problem(client, monkeypatch):
 
 
 def test_hits_that_are_too_large_together_are_refused(client, monkeypatch):
-    monkeypatch.setattr(app, "ANSWER_BYTES", 1_000)
+    monkeypatch.setattr(app, "MAX_HITS_BYTES", 1_000)
     assert "smaller k" in is_problem(post(client, text="a kite", k=9), 413)["detail"]
     assert post(client, text="a kite", k=1).status_code == 200

@@ -16,7 +16,8 @@ import pytest
 SCRIPT = """
 import asyncio, sys
 from genius_search.serve import server
-server.HEAD_SECONDS = server.UNREAD_SECONDS = server.IDLE_SECONDS = 1
+server.MAX_HEAD_SECONDS = server.MAX_IDLE_SECONDS = 1
+server.MAX_UNACKNOWLEDGED_SECONDS = 1
 
 async def app(scope, receive, send):
     if scope["type"] == "lifespan":
