@@ -297,8 +297,8 @@ class Generator(nn.Module):
         """Initialise the codes' embeddings by a random linear map of their unit code vectors.
 
         As in the released code, codes with similar vectors start with similar embeddings.
-        Deviation 12: the scale is the same for every feature width, and there is no bias. A guide gets the
-        code vectors themselves.
+        Deviation 12: the scale is the same for every feature width, and there is no bias. A guide
+        gets the code vectors themselves.
         """
         if self.guide is not None:
             self.guide.vectors.copy_(torch.cat(tables))

@@ -20,7 +20,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
 from genius_search.serve import schemas
 
-MAX_LISTED_FIELDS: Final = 100
+MAX_DESCRIBED_FIELDS: Final = 100
 """Maximum number of fields that the description of an index lists."""
 NUM_EXAMPLE_ITEMS: Final = 16
 """Number of items to return as examples of an index."""
@@ -77,7 +77,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> schemas.IndexI
         items=snapshot.num_alive,
         modalities={modality: counts[modality] for modality in Modality if modality in counts},
         levels=list(model.codebooks.sizes),
-        fields=fields[:MAX_LISTED_FIELDS],
+        fields=fields[:MAX_DESCRIBED_FIELDS],
         instructions=list(dict.fromkeys(row.text for row in model.instructions)),
         reads_images=reads_images(model.encoder),
         stores_embeddings=snapshot.manifest.embeddings != "none",

@@ -134,7 +134,7 @@ class Service:
         self.watches = [FileWatch(index) for index in self.indexes.values()]
 
     def warm_up(self) -> None:
-        """Search every index once, so that clients do not wait for encoders and libraries to load."""
+        """Search every index once, so that no client waits for encoders and libraries to load."""
         # A change waits for the disk often, and needs Python's lock again each time. With the
         # default interval of 5 ms, searches in other threads would hold it for too long.
         sys.setswitchinterval(0.0005)
