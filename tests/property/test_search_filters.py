@@ -79,13 +79,19 @@ def satisfies(source: str | None, path: tuple[str, ...], how: str, wanted: list[
         have = json.loads(source or "null")
     except ValueError:
         return False
-    for segment in path:
-        have = have.get(segment) if isinstance(have, dict) else None
-    return any(
-        fits(one, how, want)
-        for one in (have if isinstance(have, list) else [have])
-        for want in wanted
-    )
+    values = values_at(have, path) if isinstance(have, dict) else []
+    return any(fits(value, how, want) for value in values for want in wanted)
+
+
+def values_at(value: object, path: tuple[str, ...]) -> list[object]:
+    """Return the values of a field, also those within lists and within the objects of a list."""
+    if isinstance(value, list):
+        return [inner for element in value for inner in values_at(element, path)]
+    if not path:
+        return [value]
+    if isinstance(value, dict) and path[0] in value:
+        return values_at(value[path[0]], path[1:])
+    return []
 
 
 def fits(have: object, how: str, want: object) -> bool:
