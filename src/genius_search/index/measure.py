@@ -45,7 +45,7 @@ NUM_RECALL_QUERIES_OF_LARGE: Final = 50
 :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where each takes longer."""
 MIN_MEASURED_ITEMS: Final = 50
 """A smaller index is not measured: a search compares all of its items anyway."""
-MAX_BITS_SAMPLE: Final = 8192
+MAX_BITS_SAMPLE: Final = 32_768
 """Maximum number of items that numbers of bits are tried with."""
 MORE_BITS: Final[dict[EmbeddingBits, EmbeddingBits]] = {2: 4, 4: 8}
 MAX_COSINE_GAP: Final = 1e-5
@@ -59,6 +59,13 @@ compares more of them."""
 MIN_KEPT_OF_LARGE: Final = 0.9
 """The same for pools of more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where
 the default search leaves out candidates."""
+MIN_KEPT_WITH_DENSITIES: Final = 0.915
+"""Minimum agreement with the correction for hubs, in pools of the same size; below it densities
+weigh less. CLIP's photos and texts keep about this share with the default weight."""
+WEIGHT_STEP: Final = 0.9
+"""Each weight that is tried is this many times the previous one."""
+MIN_DENSITY_WEIGHT: Final = 0.02
+"""Smaller weights have no effect worth its time, and become 0."""
 PRODUCT_TOLERANCE: Final = 1e-6
 """Inner products that differ by less are equal."""
 SHORTLIST_GROWTH: Final = 4
@@ -154,13 +161,29 @@ def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
             settings, shortlist=0 if shortlist >= num_rows else shortlist
         )
         agreement = trial.measure(dataclasses.replace(settings, density_weight=0.0))
+    default_weight = settings.density_weight
+    if num_rows <= MAX_EXHAUSTIVE_POOL:
+        settings = _limit_density_weight(trial, settings)
     return Measured(
         items=num_rows,
         queries=len(trial.queries),
         shortlist=settings.shortlist,
         kept=agreement,
         kept_with_densities=trial.measure(settings),
+        density_weight=None
+        if settings.density_weight == default_weight
+        else settings.density_weight,
     )
+
+
+def _limit_density_weight(trial: _Trial, settings: SearchSettings) -> SearchSettings:
+    """Reduce the weight of densities until a search keeps enough of the nearest ten items."""
+    while trial.measure(settings) < MIN_KEPT_WITH_DENSITIES and settings.density_weight:
+        weight = round(WEIGHT_STEP * settings.density_weight, 3)
+        settings = dataclasses.replace(
+            settings, density_weight=weight if weight > MIN_DENSITY_WEIGHT else 0.0
+        )
+    return settings
 
 
 class _Trial:

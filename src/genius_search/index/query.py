@@ -75,11 +75,14 @@ def default_settings(model: Genius, snapshot: Snapshot) -> SearchSettings:
     """Return the default settings of an index; see :attr:`~genius_search.Index.settings`."""
     manifest = snapshot.manifest
     settings = default_search(snapshot.num_rows)
+    weight = manifest.density_weight
     if manifest.measured is not None:
         shortlist = grow_shortlist(manifest.measured, snapshot.num_rows)
         settings = dataclasses.replace(settings, shortlist=shortlist)
-    if manifest.density_weight is not None:
-        settings = dataclasses.replace(settings, density_weight=manifest.density_weight)
+        if weight is None:  # otherwise calibration or training chose it
+            weight = manifest.measured.density_weight
+    if weight is not None:
+        settings = dataclasses.replace(settings, density_weight=weight)
     if manifest.embeddings == "fused" and (manifest.has_own_model or not model.has_generator):
         settings = dataclasses.replace(settings, rerank="embeddings")
     return settings

@@ -355,6 +355,8 @@ class Measured:
     kept_with_densities: float
     """That share with the correction for hubs, the default, which prefers other items on
     purpose."""
+    density_weight: float | None = None
+    """Weight of densities, if the default weight would keep too few of the nearest ten items."""
 
 
 def score_settings(config: SearchSettings) -> tuple[object, ...]:
