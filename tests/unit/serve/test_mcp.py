@@ -88,7 +88,11 @@ def test_mistakes_are_explained(index):
         ("search", {"text": "a kite"}, "expected one of things, others"),
         ("search", {"text": "a kite", "index": "none"}, "'none'"),
         ("search", {"index": "things"}, "a query needs"),
-        ("search", {"index": "things", "image": "data:image/png;base64,a"}, "not base64"),
+        (
+            "search",
+            {"index": "things", "image": "data:image/png;base64,a"},
+            "not encoded in base64",
+        ),
         ("search", {"index": "things", "image": "/nowhere.png"}, "/nowhere.png"),
         ("read_item", {"index": "things", "id": "none"}, "'none'"),
     ):
