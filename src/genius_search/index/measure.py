@@ -59,7 +59,7 @@ compares more of them."""
 MIN_KEPT_OF_LARGE: Final = 0.9
 """The same for pools of more than :data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where
 the default search leaves out candidates."""
-MIN_KEPT_WITH_DENSITIES: Final = 0.915
+MIN_KEPT_WITH_DENSITIES: Final = 0.91
 """Minimum agreement with the correction for hubs, in pools of the same size; below it densities
 weigh less. CLIP's photos and texts keep about this share with the default weight."""
 WEIGHT_STEP: Final = 0.9
