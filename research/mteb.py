@@ -22,9 +22,10 @@ from torch import Tensor
 
 from genius_search.config import DENSITY_WEIGHT, PAPER_SEARCH, SearchConfig
 from genius_search.data.features import FeatureBatch
+from genius_search.encoders.contents import encode_contents
 from genius_search.errors import BadData, UsageError
 from genius_search.index.build import encode_batch
-from genius_search.index.encode import encode_query_contents
+from genius_search.index.encode import QUERY_KEY
 from genius_search.index.evaluate import format_first_ids
 from genius_search.index.store import StoredEmbeddings
 from genius_search.index.writer import ItemArrays
@@ -291,7 +292,7 @@ class MtebModel:
         return instructed(query.instruction or prompt or own, query.text)
 
     def _features(self, contents: Sequence[tuple[Image.Image | None, str]]) -> FeatureBatch:
-        image, text = encode_query_contents(self.model.encoder, contents)
+        image, text = encode_contents(self.model.encoder, contents, QUERY_KEY)
         return FeatureBatch(
             image,
             text,

@@ -38,8 +38,8 @@ from genius_search.search.rank import CodeRanker
 if TYPE_CHECKING:
     from genius_search.data.features import FeatureBatch
     from genius_search.encoders.inputs import ModelInput
+    from genius_search.nn.coder import Coder, EncodedItems
     from genius_search.nn.generator import Generator
-    from genius_search.nn.kmeans import Coder, EncodedItems
     from genius_search.search.beam import Decoder, GeometricDecoder
     from genius_search.search.kernel import CompiledSearch
 
@@ -376,7 +376,7 @@ class Genius:
     @cached_property
     def coder(self) -> Coder:
         """The coder, which assigns IDs to items."""
-        from genius_search.nn.kmeans import Coder
+        from genius_search.nn.coder import Coder
 
         return Coder(self.codebooks)
 

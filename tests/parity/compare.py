@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from genius_search.config import PAPER_SEARCH
 from genius_search.model import Genius
 from genius_search.nn.codebooks import sum_codes
-from genius_search.nn.kmeans import Coder
+from genius_search.nn.coder import Coder
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent

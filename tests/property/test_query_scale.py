@@ -10,8 +10,8 @@ import torch
 
 from genius_search.config import PAPER_SEARCH
 from genius_search.index.encode import EncodedQuery
+from genius_search.nn.coder import Coder
 from genius_search.nn.generator import Generator
-from genius_search.nn.kmeans import Coder
 from genius_search.nn.packed import pack
 from genius_search.progress import Silent
 from genius_search.recipe import GeneratorConfig

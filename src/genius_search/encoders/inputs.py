@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Float32
 from PIL import Image
 
-from genius_search.border import as_numbers, as_text
+from genius_search.border import as_text
 from genius_search.data.features import FeatureBatch, to_float16
 from genius_search.data.images import SHORTEST_SIDE, as_image
 from genius_search.encoders.base import Encoder, ItemKey
+from genius_search.encoders.contents import encode_contents
 from genius_search.errors import UsageError
 from genius_search.records import Modality, format_text
 
@@ -61,25 +61,12 @@ def read_input(model_input: ModelInput) -> ReadInput:
 
 def encode_inputs(encoder: Encoder, inputs: Sequence[ReadInput]) -> FeatureBatch:
     """Return the features of inputs, rounded to 16 bits as those of an index's items are."""
-    has_image = np.array([item.image is not None for item in inputs], dtype=bool)
-    has_text = np.array([bool(item.text) for item in inputs], dtype=bool)
-    image = np.zeros((len(inputs), encoder.dim), dtype=np.float32)
-    text = np.zeros_like(image)
-    if hasattr(encoder, "joint_features"):  # one vector for both, stored as the text feature
-        joint = encoder.joint_features(
-            [item.image for item in inputs],
-            [item.text for item in inputs],
-            [KEY] * len(inputs),
-        )
-        features = _as_features(joint)
-        return FeatureBatch(image, features, np.zeros_like(has_image), np.ones_like(has_text))
-    if has_image.any():
-        images = [item.image for item in inputs if item.image is not None]
-        image[has_image] = _as_features(encoder.image_features(images, [KEY] * len(images)))
-    if has_text.any():
-        texts = [item.text for item in inputs if item.text]
-        text[has_text] = _as_features(encoder.text_features(texts, [KEY] * len(texts)))
-    return FeatureBatch(image, text, has_image, has_text)
+    contents = [(item.image, item.text) for item in inputs]
+    image, text = to_float16(encode_contents(encoder, contents, KEY)).astype(np.float32)
+    is_joint = hasattr(encoder, "joint_features")  # one vector for both, as the text's feature
+    has_image = [item.image is not None and not is_joint for item in inputs]
+    has_text = [bool(item.text) or is_joint for item in inputs]
+    return FeatureBatch(image, text, np.array(has_image), np.array(has_text))
 
 
 def modality_codes(inputs: Sequence[ReadInput]) -> np.ndarray:
@@ -88,7 +75,3 @@ def modality_codes(inputs: Sequence[ReadInput]) -> np.ndarray:
         Modality.of(has_image=item.image is not None, has_text=bool(item.text)) for item in inputs
     ]
     return np.array([modality.code for modality in modalities], dtype=np.int8)
-
-
-def _as_features(features: object) -> Float32[np.ndarray, "inputs dim"]:
-    return to_float16(as_numbers(features, "the features of the encoder")).astype(np.float32)

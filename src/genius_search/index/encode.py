@@ -10,16 +10,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Int64
 
-from genius_search.border import SHORTEST_VECTOR, as_numbers
+from genius_search.border import SHORTEST_VECTOR
 from genius_search.config import SearchSettings
-from genius_search.encoders.base import Encoder, ItemKey
+from genius_search.encoders.base import ItemKey
+from genius_search.encoders.contents import encode_contents
 from genius_search.encoders.passages import query_passages
-from genius_search.errors import BadData, UsageError
+from genius_search.errors import UsageError
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.score import RANGE_DEPTH, count_words, covers_request
-from genius_search.index.snapshot import Location, Snapshot, check_on_error
+from genius_search.index.snapshot import Location, Snapshot, check_files_on_error
 from genius_search.index.store import Calibration
 from genius_search.index.words import (
     MAX_NAME_WORDS,
@@ -38,8 +39,7 @@ from genius_search.search.table import Restriction
 if TYPE_CHECKING:
     from PIL import Image
 
-    Content: TypeAlias = tuple[Image.Image | None, str]
-    """An image, a text, or both, as an encoder reads them."""
+    from genius_search.encoders.contents import Content
 
 MIN_SUM_LENGTH: Final = 1e-4
 """A weighted sum of unit vectors has no direction if it is shorter than this times the largest
@@ -151,7 +151,7 @@ class QueryEncoder:
                 EncodedQuery(NO_VECTORS, request.k, number)
                 for number, request in enumerate(requests)
             ]
-        with check_on_error(self._snapshot):
+        with check_files_on_error(self._snapshot):
             for number, request in enumerate(requests):
                 modalities = self._modalities_of(request)
                 queries += self._divide_request(number, request, modalities)
@@ -295,7 +295,7 @@ class QueryEncoder:
 
     def _encode_contents(self, contents: Sequence[Content]) -> list[QueryVectors]:
         """Encode images, texts, or both."""
-        image, text = encode_query_contents(self._model.encoder, contents)
+        image, text = encode_contents(self._model.encoder, contents, QUERY_KEY)
         fused = self._model.fuse(image, text)
         features = normalize(image + text)
         compared = features if self._compares_features else fused
@@ -320,7 +320,7 @@ class QueryEncoder:
     def _vectors_of_item(self, item_id: str | int) -> QueryVectors:
         """Return the vectors of an item as a query: its embedding, or the vector of its ID."""
         ranker = self._model.ranker
-        with check_on_error(self._snapshot):
+        with check_files_on_error(self._snapshot):
             location = self._snapshot.locate(item_id)
             evidence = self._snapshot.evidence(ranker)
             [of_codes] = normalize(ranker.vectors(self._snapshot.id_at(location)[None]))
@@ -343,55 +343,12 @@ def has_least_scores(request: SearchRequest, words: WordMatches | None) -> bool:
     return not (is_name or is_unlike)
 
 
-def encode_query_contents(
-    encoder: Encoder, contents: Sequence[Content]
-) -> Float32[np.ndarray, "2 contents dim"]:
-    """Return the features of images and of texts, zero where there is none.
-
-    An image that occurs repeatedly is encoded once.
-    """
-    features = np.zeros((2, len(contents), encoder.dim), dtype=np.float32)
-    rows_of_images: dict[int, list[int]] = {}
-    text_rows = []
-    for row, (image, text) in enumerate(contents):
-        if image is None and not text:
-            raise UsageError("a query has neither an image nor a text; it needs one of them")
-        if image is not None:
-            rows_of_images.setdefault(id(image), []).append(row)
-        if text:
-            text_rows.append(row)
-    if hasattr(encoder, "joint_features"):
-        images, image_texts = zip(*contents, strict=True)
-        joint = encoder.joint_features(images, image_texts, [QUERY_KEY] * len(contents))
-        features[1] = _check_features(joint)
-        return features
-    if rows_of_images:
-        image_rows = [rows[0] for rows in rows_of_images.values()]
-        distinct = [image for row in image_rows if (image := contents[row][0]) is not None]
-        encoded = encoder.image_features(distinct, [QUERY_KEY] * len(distinct))
-        for rows, vector in zip(rows_of_images.values(), _check_features(encoded), strict=True):
-            features[0, rows] = vector
-    if text_rows:
-        texts = [contents[row][1] for row in text_rows]
-        encoded = encoder.text_features(texts, [QUERY_KEY] * len(texts))
-        features[1, text_rows] = _check_features(encoded)
-    return features
-
-
 def _open_image(part: SearchPart, images: dict[int, Image.Image]) -> None:
     """Add the image of a part, if it has one that is not open yet."""
     if part.image is not None and id(part.image) not in images:
         from genius_search.data.images import SHORTEST_SIDE, as_image  # noqa: PLC0415  only here
 
         images[id(part.image)] = as_image(part.image, shortest_side=SHORTEST_SIDE)
-
-
-def _check_features(features: object) -> Float[np.ndarray, "contents dim"]:
-    """Return the features of queries as an array; raise an error if a number is not finite."""
-    array = as_numbers(features, "the features of the query")
-    if not np.isfinite(array).all():
-        raise BadData("the encoder's features of this query are not finite; try another query")
-    return array
 
 
 def _mean(passages: Sequence[QueryVectors]) -> QueryVectors:

@@ -15,7 +15,7 @@ from genius_search.index.encode import EncodedQuery
 from genius_search.index.items import Item
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import Location, check_on_error
+from genius_search.index.snapshot import Location, check_files_on_error
 from genius_search.nn.codebooks import as_floats
 from genius_search.search.rank import Ranking
 from genius_search.search.table import (
@@ -104,7 +104,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str | i
     item = snapshot.item_at(location)
     codes = _codes_at(searcher, location)
     queries = _encode_alternatives(searcher, request, item, codes[0])
-    with check_on_error(snapshot):
+    with check_files_on_error(snapshot):
         query, ranking, position = _best_ranking(searcher, queries, location)
         if position is not None:  # explain the passage of the item that was found
             passage = Location(location.segment, int(ranking.items[position]))

@@ -14,7 +14,7 @@ from genius_search.artifact import MANIFEST, check_files, file_fingerprint, open
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, plural
 from genius_search.index.learned import has_log, reading_log
 from genius_search.index.roots import MAX_PICTURE_BYTES
-from genius_search.index.snapshot import Snapshot, check_on_error
+from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import (
     LEARNED,
     REMEDY,
@@ -186,7 +186,7 @@ def describe_index(folder: Path, snapshot: Snapshot) -> IndexInfo:
     """
     manifest = snapshot.manifest
     num_items = snapshot.num_alive
-    with check_on_error(snapshot):
+    with check_files_on_error(snapshot):
         items_per_id = _count_items_per_id(snapshot)
         num_rows = sum(
             len(segment.with_passages(segment.alive_rows())) for segment in snapshot.segments

@@ -40,7 +40,7 @@ from genius_search.index.items import Item
 from genius_search.index.match import split_excluded
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.snapshot import Location, Snapshot, check_on_error
+from genius_search.index.snapshot import Location, Snapshot, check_files_on_error
 from genius_search.index.store import (
     CURRENT,
     LEARNED,
@@ -197,7 +197,7 @@ class Choices:
     def _read(self, read: Callable[[], list[T]]) -> list[T]:
         """Read from the log; if it is damaged, warn once and return an empty list."""
         try:
-            with reading_log(self._folder), check_on_error(self._searcher.snapshot):
+            with reading_log(self._folder), check_files_on_error(self._searcher.snapshot):
                 return read()
         except DamagedLog as error:
             if not self._is_damaged:
@@ -426,7 +426,7 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
             reading_log(folder),
             open_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer,
         ):
-            with check_on_error(writer.snapshot):
+            with check_files_on_error(writer.snapshot):
                 ids = [
                     query.id
                     for query, _ in writer.snapshot.alive()
@@ -472,7 +472,7 @@ def read_choices(folder: Path) -> Iterator[dict[str, Any]]:
     with reading_log(folder):
         snapshot = Snapshot.open(folder / LEARNED)
         model = Genius.open(snapshot.manifest.locate_model(folder / LEARNED))
-    with reading_log(folder), check_on_error(snapshot):
+    with reading_log(folder), check_files_on_error(snapshot):
         vectors = [segment.vectors(model.ranker) for segment in snapshot.segments]
         for item, (segment, row) in snapshot.alive():
             query: dict[str, Any] = {"text": item.text}

@@ -30,7 +30,7 @@ from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Measured
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
-from genius_search.nn.kmeans import Coder
+from genius_search.nn.coder import Coder
 from genius_search.records import Modality
 from genius_search.search.rank import QueryVectors
 from genius_search.search.vectors import EmbeddingBits, dequantize, quantize
@@ -162,28 +162,29 @@ def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
         )
         agreement = trial.measure(dataclasses.replace(settings, density_weight=0.0))
     default_weight = settings.density_weight
+    corrected = trial.measure(settings)
     if num_rows <= MAX_EXHAUSTIVE_POOL:
-        settings = _limit_density_weight(trial, settings)
+        while corrected < MIN_KEPT_WITH_DENSITIES and settings.density_weight:
+            settings = _reduce_density_weight(settings)
+            corrected = trial.measure(settings)
     return Measured(
         items=num_rows,
         queries=len(trial.queries),
         shortlist=settings.shortlist,
         kept=agreement,
-        kept_with_densities=trial.measure(settings),
+        kept_with_densities=corrected,
         density_weight=None
         if settings.density_weight == default_weight
         else settings.density_weight,
     )
 
 
-def _limit_density_weight(trial: _Trial, settings: SearchSettings) -> SearchSettings:
-    """Reduce the weight of densities until a search keeps enough of the nearest ten items."""
-    while trial.measure(settings) < MIN_KEPT_WITH_DENSITIES and settings.density_weight:
-        weight = round(WEIGHT_STEP * settings.density_weight, 3)
-        settings = dataclasses.replace(
-            settings, density_weight=weight if weight > MIN_DENSITY_WEIGHT else 0.0
-        )
-    return settings
+def _reduce_density_weight(settings: SearchSettings) -> SearchSettings:
+    """Return settings with a tenth less weight of densities, or none if little is left."""
+    weight = round(WEIGHT_STEP * settings.density_weight, 3)
+    return dataclasses.replace(
+        settings, density_weight=weight if weight > MIN_DENSITY_WEIGHT else 0.0
+    )
 
 
 class _Trial:
@@ -200,13 +201,13 @@ class _Trial:
         exact_search = dataclasses.replace(
             settings, candidates=snapshot.num_rows, shortlist=0, density_weight=0.0
         )
-        self._tenth_products = [
+        self._tenth_nearest_products = [
             products[-1] - PRODUCT_TOLERANCE for products in self._products(exact_search)
         ]
 
     def measure(self, settings: SearchSettings) -> float:
         """Return the share of the nearest ten items that a search with these settings finds."""
-        pairs = zip(self._products(settings), self._tenth_products, strict=True)
+        pairs = zip(self._products(settings), self._tenth_nearest_products, strict=True)
         return float(np.mean([np.mean(products >= tenth) for products, tenth in pairs]))
 
     def _products(self, settings: SearchSettings) -> list[Float32[np.ndarray, " hits"]]:

@@ -40,7 +40,7 @@ from genius_search.index.score import (
     raise_words,
     top_k,
 )
-from genius_search.index.snapshot import Snapshot, check_on_error
+from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import Measured, score_settings
 from genius_search.index.words import encode_location, encode_locations, rows_of_segment
 from genius_search.model import Genius
@@ -208,7 +208,7 @@ class SnapshotSearcher:
         """
         if not queries or not self.snapshot.segments:
             return [SearchResult([], 0) for _ in queries]
-        with check_on_error(self.snapshot):
+        with check_files_on_error(self.snapshot):
             return [
                 SearchResult(self._hits_of(ranked), sum(ranking.touched for _, ranking in ranked))
                 for ranked in self._rank_requests(queries)
@@ -218,7 +218,7 @@ class SnapshotSearcher:
         """Search for encoded queries, and return the hits of each request."""
         if not queries or not self.snapshot.segments:
             return [[] for _ in queries]
-        with check_on_error(self.snapshot):
+        with check_files_on_error(self.snapshot):
             return [self._hits_of(ranked) for ranked in self._rank_requests(queries)]
 
     def _rank_requests(
@@ -626,7 +626,7 @@ def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:
     if not snapshot.segments:
         return Hits()
     page = slice(request.offset, request.offset + request.k)
-    with check_on_error(snapshot):
+    with check_files_on_error(snapshot):
         restriction = snapshot.restriction(conditions, deadline=request.deadline)
         numbers = []
         all_rows = []

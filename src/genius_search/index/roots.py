@@ -2,10 +2,10 @@
 
 Ids of different roots never collide::
 
-    root 0  /home/ann/Pictures     name ""        trips/kite.jpg   -> trips/kite.jpg
+    root 0  ~/Pictures             name ""        trips/kite.jpg   -> trips/kite.jpg
     root 1  /mnt/disk/Scans        name "Scans"   1998/a.png       -> Scans/1998/a.png
-    root 2  /home/ann/notes.txt    name "notes.txt"  (a file)      -> notes.txt
-    later, a folder /home/ann/Pictures/Scans in root 0: b.png      -> ./Scans/b.png
+    root 2  ~/notes.txt            name "notes.txt"  (a file)      -> notes.txt
+    later, a folder ~/Pictures/Scans in root 0: b.png      -> ./Scans/b.png
 
 In the first folder, an id is the path below it. In every other root, it begins with the root's
 name, which no other id begins with. A file belongs to the innermost root that contains it.

@@ -419,7 +419,7 @@ def _has_codes_below(ids: Integer[np.ndarray, "ids columns"], sizes: Sequence[in
 
 
 @contextlib.contextmanager
-def check_on_error(snapshot: Snapshot) -> Iterator[None]:
+def check_files_on_error(snapshot: Snapshot) -> Iterator[None]:
     """Run a block that reads the index; if it fails, check whether a file is damaged.
 
     Known damage raises an error at once. When a state is first read, up to

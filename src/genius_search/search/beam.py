@@ -633,8 +633,7 @@ def rank_items(
 
     ``config.rerank`` selects the order:
 
-    - ``none``: by the generator's log-probability; items that share an ID by descending
-      ``code_cosine``.
+    - ``none``: by log-probability; items that share an ID by descending ``code_cosine``.
     - ``codes``: by the score of their IDs (:meth:`~genius_search.search.rank.CodeRanker.scores`).
     - ``embeddings``: by the cosine with their stored embeddings. ``config.shortlist``, if set,
       limits this to the best items by codes (at least ``k``).

@@ -30,14 +30,8 @@ from genius_search.nn.codebooks import (
     sum_codes,
     weight_shapes,
 )
-from genius_search.nn.kmeans import (
-    Coder,
-    EncodedItems,
-    NearestSums,
-    residual_kmeans,
-    subtract_vectors,
-    sum_by_code,
-)
+from genius_search.nn.coder import Coder, EncodedItems, NearestSums
+from genius_search.nn.kmeans import residual_kmeans, subtract_vectors, sum_by_code
 from genius_search.nn.spread import MAX_CONSTANT_DIRECTIONS, NUM_MODALITY_STATISTICS, Residuals
 from genius_search.progress import Progress
 from genius_search.recipe import QuantizerConfig

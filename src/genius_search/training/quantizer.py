@@ -23,7 +23,7 @@ from genius_search.data.features import Features, Pairs
 from genius_search.errors import TrainingFailed
 from genius_search.nn import parallel
 from genius_search.nn.codebooks import QUANTIZER_KIND, Codebooks, StoredQuantizer
-from genius_search.nn.kmeans import EncodedItems
+from genius_search.nn.coder import EncodedItems
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Progress

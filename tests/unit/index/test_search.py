@@ -18,7 +18,7 @@ from genius_search.index.index import Index
 from genius_search.index.merge import ModalityHits, merge_modalities
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchHit, SearchRequest
-from genius_search.nn.kmeans import Coder
+from genius_search.nn.coder import Coder
 from genius_search.records import Modality
 
 COLOURS = ("red", "green", "blue", "white", "black")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from genius_search.nn.codebooks import sum_codes
-from genius_search.nn.kmeans import NearestSums, assign
+from genius_search.nn.coder import NearestSums
+from genius_search.nn.kmeans import assign
 
 
 def drawn(
@@ -31,7 +32,7 @@ def squared_errors(
 @pytest.fixture(params=[True, False], ids=["compiled", "numpy"], autouse=True)
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not request.param:
-        monkeypatch.setattr("genius_search.nn.kmeans.open_library", lambda: None)
+        monkeypatch.setattr("genius_search.nn.coder.open_library", lambda: None)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -62,8 +63,8 @@ def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     residuals, tables = drawn(3, (8, 8, 8), items=50, dim=8)
     encode = NearestSums(tables, beam=4)
     whole = encode(residuals)
-    monkeypatch.setattr("genius_search.nn.kmeans.ERRORS_PER_BLOCK", 7 * 4 * 8)
-    monkeypatch.setattr("genius_search.nn.kmeans.VECTORS_PER_BLOCK", 7)
+    monkeypatch.setattr("genius_search.nn.coder.ERRORS_PER_BLOCK", 7 * 4 * 8)
+    monkeypatch.setattr("genius_search.nn.coder.VECTORS_PER_BLOCK", 7)
     assert np.array_equal(encode(residuals), whole)
     assert np.array_equal(encode.in_numpy(residuals), whole)
     assert encode(residuals[:0]).shape == (0, 3)

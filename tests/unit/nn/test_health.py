@@ -7,7 +7,7 @@ import pytest
 
 from genius_search.config import CodebookConfig
 from genius_search.nn.codebooks import Codebooks
-from genius_search.nn.kmeans import EncodedItems
+from genius_search.nn.coder import EncodedItems
 from genius_search.training.quantizer import majority_modalities, measure_health
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from genius_search.config import FusionConfig
 from genius_search.nn.codebooks import normalize, sum_codes
-from genius_search.nn.kmeans import Coder
+from genius_search.nn.coder import Coder
 from genius_search.nn.quantizer import Quantizer
 from genius_search.recipe import QuantizerConfig
 

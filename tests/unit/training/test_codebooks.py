@@ -13,7 +13,8 @@ from genius_search.nn.codebooks import (
     sum_codes,
     weight_shapes,
 )
-from genius_search.nn.kmeans import Coder, residual_kmeans
+from genius_search.nn.coder import Coder
+from genius_search.nn.kmeans import residual_kmeans
 from genius_search.nn.spread import HALF_NORM_STEPS
 from genius_search.progress import Silent
 from genius_search.recipe import QuantizerConfig
