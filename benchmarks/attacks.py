@@ -111,8 +111,16 @@ def send_slowly(
 
 
 def json_of_many_values(url: str, seconds: float) -> Counter[str]:
-    members = ",".join(f'"{n}":0' for n in range(6_500))
-    bodies = [f"{{{members}}}", '{"":[' + "[]," * 21_000 + "0]}", "[" * 60_000, "x" * (32 << 20)]
+    members = ",".join(f'"{n}":0' for n in range(32_000))
+    vectors = ",".join(f'{{"vector":[{",".join(["0.1"] * 320)}]}}' for _ in range(100))
+    bodies = [
+        f"{{{members}}}",
+        '{"":[' + "[]," * 32_000 + "0]}",
+        "[" * 1_000_000,
+        '{"text":"' + "\\u0041" * 160_000 + '"}',
+        f'{{"searches":[{vectors}]}}',
+        "x" * (32 << 20),
+    ]
     return send_repeatedly(url, seconds, "/v1/search", [body.encode() for body in bodies])
 
 
@@ -120,7 +128,7 @@ def json_of_allowed_values(url: str, seconds: float) -> Counter[str]:
     fields = ",".join(f'"{n}":[0,0,0]' for n in range(3_000))
     body = (
         json.dumps({"items": []})[:-2]
-        + ",".join([f'{{"text":"x","fields":{{{fields}}}}}'] * 4)
+        + ",".join([f'{{"text":"x","fields":{{{fields}}}}}'] * 10)
         + "]}"
     )
     return send_repeatedly(url, seconds, "/v1/items", [body.encode()])

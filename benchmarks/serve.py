@@ -153,6 +153,12 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def processes(pid: int) -> list[int]:
+    """Return a process and all processes that it started."""
+    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *itertools.chain.from_iterable(processes(int(child)) for child in started)]
+
+
 def megabytes(pid: int, name: str) -> float:
     """Return a size that the kernel reports of a process, such as VmRSS."""
     (found,) = re.findall(

@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import json
 import math
 import pathlib
-import re
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from itertools import pairwise
-from typing import Annotated, Any, Final, TypeVar, cast
+from typing import Annotated, Any, Final, cast
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -33,22 +30,18 @@ from genius_search import __version__
 from genius_search.data.images import encode_jpeg, image_type, open_image
 from genius_search.errors import BadImage, GeniusError
 from genius_search.index.index import Index, current_state
-from genius_search.index.request import SearchHit
 from genius_search.serve import schemas
+from genius_search.serve.body import read_body
 from genius_search.serve.describe import (
     describe_index,
     describe_item,
-    describe_settings,
-    picture_path,
     sample_items,
     written,
 )
 from genius_search.serve.guard import Guard
+from genius_search.serve.queries import encode_results, read_queries, read_query, search_all
 from genius_search.serve.schemas import (
-    JSON_BYTES,
-    MAX_ITEMS,
     PROBLEM_TYPE,
-    SEARCH_BYTES,
     THUMBNAIL,
     Problem,
     RequestBody,
@@ -59,22 +52,10 @@ from genius_search.serve.service import (
     MAX_CHANGE_WAIT_SECONDS,
     Service,
     find_picture,
-    search_config,
-    search_request,
 )
-
-Body = TypeVar("Body", bound=RequestBody)
 
 PAGE: Final = pathlib.Path(__file__).parent / "page"
 """The folder of the web page."""
-MAX_INLINE_BYTES: Final = 16 << 10
-"""Bodies up to this size are parsed on the event loop, larger ones in a thread."""
-MAX_HITS_BYTES: Final = 8 << 20
-"""Maximum total size of the hits of one response."""
-PART_NAME: Final = re.compile(
-    rb'^content-disposition:.*?;[ \t]*name="?([^";\r\n]+)', re.IGNORECASE | re.MULTILINE
-)
-"""The header of a part of multipart/form-data; group 1 is the name of the part."""
 UNREADABLE_PICTURE: Final = "the picture of this item is missing or cannot be read"
 
 
@@ -112,91 +93,6 @@ NamedIndex = Annotated[Served, Depends(find_index)]
 IdQuery = Annotated[str, Query(alias="id", min_length=1, max_length=500)]
 
 
-async def read_body(
-    request: Request, body_type: type[Body]
-) -> tuple[Body, Mapping[str, memoryview]]:
-    """Return the JSON of a request, and the pictures of multipart/form-data by name.
-
-    The JSON is the whole body, or the part ``json``; all other parts are pictures.
-    """
-    content_type = request.headers.get("content-type", "")
-    body = await request.body()
-
-    def parse() -> tuple[Body, Mapping[str, memoryview]]:
-        if content_type.lower().startswith("application/json"):
-            return read_json(body_type, body), {}
-        parts = split_parts(content_type, body)
-        max_bytes = JSON_BYTES if body_type is schemas.NewItems else SEARCH_BYTES
-        source = parts.pop("json", memoryview(b"{}"))
-        if len(source) > max_bytes:
-            raise Problem(
-                413, f"json: this part has more than {max_bytes:,} bytes; send less per request"
-            )
-        return read_json(body_type, bytes(source)), parts
-
-    if len(body) <= MAX_INLINE_BYTES:
-        return parse()
-    return await get_service(request).parsers.run(parse)
-
-
-def read_json(body_type: type[Body], source: bytes) -> Body:
-    """Parse JSON as a body; raise :class:`ValidationError` if it does not match the schema."""
-    try:
-        return body_type.model_validate_json(source)
-    except ValidationError as error:
-        if error.error_count() > 1 or error.errors()[0]["type"] != "json_invalid":
-            raise
-        try:
-            value = json.loads(source)
-        except (ValueError, RecursionError):
-            raise error from None
-        # Pydantic's parser refuses a lone surrogate without naming the field. Python's parser
-        # accepts it, and validating its result names the field.
-        body_type.model_validate(value, strict=False)
-        raise
-
-
-def split_parts(content_type: str, body: bytes) -> dict[str, memoryview]:
-    r"""Split a body of multipart/form-data into its parts, by name (RFC 7578).
-
-    Libraries parse hostile bodies byte by byte in Python, so the parts are found with
-    ``bytes.find``::
-
-        --BOUNDARY\r\n
-        Content-Disposition: form-data; name="json"\r\n
-        \r\n
-        {"image": "photo"}\r\n--BOUNDARY\r\n
-        ...
-
-    Raises
-    ------
-    Problem
-        The body is malformed, or has too many parts.
-    """
-    boundary = re.search(r'boundary="?([^";,\s]{1,70})', content_type, re.IGNORECASE)
-    if boundary is None:
-        raise Problem(400, "multipart/form-data needs a boundary")
-    delimiter = b"\r\n--" + boundary[1].encode("ascii", "replace")
-    # The first delimiter has no line break before it, hence -2.
-    positions: list[int] = []
-    position = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
-    while position != -1:
-        if len(positions) == MAX_ITEMS + 2:
-            raise Problem(400, f"multipart/form-data may have at most {MAX_ITEMS + 1:,} parts")
-        positions.append(position)
-        position = body.find(delimiter, position + len(delimiter))
-    parts: dict[str, memoryview] = {}
-    for position, next_position in pairwise(positions):
-        head_start = position + len(delimiter)
-        head_end = body.find(b"\r\n\r\n", head_start, next_position)
-        name = PART_NAME.search(body, head_start, min(head_end, head_start + 2_000))
-        if head_end < 0 or name is None:
-            raise Problem(400, "a part of multipart/form-data has no name")
-        content = memoryview(body)[head_end + 4 : next_position]
-        parts[name[1].decode("utf-8", "replace")] = content
-    return parts
-
-
 def document_body(body_type: type[RequestBody]) -> dict[str, Any]:
     """Return the OpenAPI description of a body, which routes read themselves."""
     schema = {"$ref": f"#/components/schemas/{body_type.__name__}"}
@@ -220,12 +116,12 @@ router = APIRouter(responses=ERRORS)
 
 @router.post(
     "/v1/search",
-    response_model=schemas.SearchResult,
+    response_model=schemas.SearchResult | schemas.SearchResults,
     openapi_extra=document_body(schemas.SearchBody),
 )
 async def search(request: Request) -> Response:
-    """Search for the best items."""
-    body, pictures = await read_body(request, schemas.SearchBody)
+    """Search for the best items: one search, or several in one batch."""
+    body, pictures = await read_body(request, schemas.SearchBody, get_service(request).parsers)
     served = await find_index(request, body.index)
     index = served.index
     arrival = request.state.began
@@ -233,50 +129,20 @@ async def search(request: Request) -> Response:
 
     def work() -> bytes:
         start = time.monotonic()
-        query = search_request(body, pictures, deadline)
-        config = search_config(index, body)
-        hits = index.search(query, config=config)
+        queries = read_queries(body, pictures, deadline, index)
+        all_hits = search_all(index, queries)
         took = {"queue": 1000 * (start - arrival), "search": 1000 * (time.monotonic() - start)}
-        head = {
-            "request_id": request.state.request_id,
-            "index": served.name,
-            "took_ms": took,
-            "settings": describe_settings(index, config, query.beam, query.k + query.offset),
-            "good_match": hits.good_match,
-        }
-        hits_json = b",".join(encode_hits(hits, served.name, body.fields))
-        return to_json(head)[:-1] + b',"hits":[' + hits_json + b"]}"
+        head = to_json(
+            {"request_id": request.state.request_id, "index": served.name, "took_ms": took}
+        )
+        results = encode_results(index, served.name, queries, all_hits)
+        if body.searches is None:
+            return head[:-1] + b"," + results[0] + b"}"
+        return head[:-1] + b',"results":[{' + b"},{".join(results) + b"}]}"
 
     threads = get_service(request).threads_for(body, pictures)
     result = await threads.run(work, deadline=deadline)
     return Response(result, media_type="application/json")
-
-
-def encode_hits(hits: Sequence[SearchHit], index: str, names: list[str] | None) -> list[bytes]:
-    """Return each hit as JSON, with the named fields, or all fields for None.
-
-    Raises
-    ------
-    Problem
-        The hits have more than :data:`MAX_HITS_BYTES` together.
-    """
-    encoded = []
-    size = 0
-    for hit in hits:
-        fields = hit.fields
-        if names is not None:
-            fields = {name: fields[name] for name in names if name in fields}
-        encoded.append(
-            written(dataclasses.replace(hit, fields=fields, image=picture_path(hit, index)))
-        )
-        size += len(encoded[-1])
-        if size > MAX_HITS_BYTES:
-            raise Problem(
-                413,
-                f"the hits have more than {MAX_HITS_BYTES:,} bytes; request a smaller k, or only "
-                "the fields that you need",
-            )
-    return encoded
 
 
 @router.post("/v1/explain", openapi_extra=document_body(schemas.ExplainBody))
@@ -285,14 +151,13 @@ async def explain(request: Request) -> Response:
 
     The response has the fields of `genius_search.index.explain.Explanation`.
     """
-    body, pictures = await read_body(request, schemas.ExplainBody)
+    body, pictures = await read_body(request, schemas.ExplainBody, get_service(request).parsers)
     served = await find_index(request, body.index)
     deadline = request.state.began + body.deadline_ms / 1000
 
     def work() -> bytes:
-        query = search_request(body, pictures, deadline)
-        config = search_config(served.index, body)
-        explanation = served.index.explain(body.id, query, config=config)
+        query = read_query(body, pictures, deadline, served.index)
+        explanation = served.index.explain(body.id, query.request, config=query.config)
         result = {
             field.name: getattr(explanation, field.name)
             for field in dataclasses.fields(explanation)
@@ -311,12 +176,12 @@ async def learn(request: Request) -> None:
     Only the query of the search is used. When the response arrives, the choice is on the disk and
     in effect.
     """
-    body, pictures = await read_body(request, schemas.ExplainBody)
+    body, pictures = await read_body(request, schemas.ExplainBody, get_service(request).parsers)
 
     def work(index: Index) -> list[str]:
-        query = search_request(body, pictures, math.inf)
-        names = ("text", "image", "parts", "instruction")
-        choice = {"chosen": body.id, **{name: getattr(query, name) for name in names}}
+        request = read_query(body, pictures, math.inf, index).request
+        names = ("text", "image", "vector", "parts", "instruction")
+        choice = {"chosen": body.id, **{name: getattr(request, name) for name in names}}
         return index.learn_many([choice], wait_seconds=MAX_CHANGE_WAIT_SECONDS)
 
     served = await find_index(request, body.index)
@@ -419,7 +284,7 @@ async def add_items(request: Request, served: NamedIndex) -> schemas.Added:
 
     When the response arrives, the items are on the disk and searchable.
     """
-    body, pictures = await read_body(request, schemas.NewItems)
+    body, pictures = await read_body(request, schemas.NewItems, get_service(request).parsers)
     added = await get_service(request).add(served.name, body.items, pictures)
     if not added.added + added.replaced + added.unchanged:
         first = added.left_out[0]

@@ -7,13 +7,16 @@ logged with the id of the request, and hidden from clients.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
+import numpy as np
 from fastapi.exceptions import RequestValidationError
+from jaxtyping import Shaped
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -21,12 +24,16 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    PlainValidator,
     ValidationError,
+    WithJsonSchema,
+    model_validator,
 )
+from pydantic_core import PydanticCustomError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from genius_search.border import as_id
+from genius_search.border import REAL_DTYPES, as_id
 from genius_search.config import Rerank, Router
 from genius_search.errors import BadData, DeadlinePassed, GeniusError, UsageError
 from genius_search.index.request import SearchHit
@@ -35,11 +42,16 @@ from genius_search.index.writer import HeldByAnother, NotWritable
 from genius_search.records import Modality, composed
 from genius_search.writing import DISK_FULL
 
-JSON_BYTES: Final = 256 << 10
+JSON_BYTES: Final = 4 << 20
 """Maximum size of JSON that adds items, as a body or as the part ``json`` of a multipart body."""
-SEARCH_BYTES: Final = 64 << 10
-"""Maximum size of other JSON. The limit is lower, because clients with a read key can send such
-JSON, and parsing it blocks all Python threads."""
+JSON_VALUES: Final = 128 << 10
+"""Maximum number of values in such JSON, counted by its commas. Parsing takes time for each value,
+and blocks all Python threads."""
+SEARCH_BYTES: Final = 1 << 20
+"""Maximum size of other JSON."""
+SEARCH_VALUES: Final = 32 << 10
+"""Maximum number of values in other JSON. The limits are lower, because clients with a read key can
+send such JSON."""
 BODY_BYTES: Final = 32 << 20
 """Maximum size of a multipart body."""
 PICTURE_PIXELS: Final = 25_000_000
@@ -56,6 +68,8 @@ MAX_ITEMS: Final = 1_000
 """Maximum number of items that one request adds."""
 MAX_QUERY_PARTS: Final = 16
 """Maximum number of parts of a query."""
+MAX_SEARCHES: Final = 100
+"""Maximum number of searches in one request."""
 DEADLINE_MS: Final = 60_000
 """Maximum and default deadline of a search, in milliseconds."""
 THUMBNAIL: Final = 256
@@ -80,6 +94,48 @@ Picture = Annotated[
 Condition = Annotated[str, Field(max_length=2_000), AfterValidator(composed)]
 
 
+def read_vector(value: object) -> Shaped[np.ndarray, " dim"]:
+    """Return the numbers of a JSON list, or of base64 of little-endian float32."""
+    if isinstance(value, str):
+        try:
+            data = base64.b64decode(value, validate=True)
+        except ValueError:
+            raise _vector_error("expected a list of numbers, or base64 of float32") from None
+        if len(data) % 4:
+            raise _vector_error(f"expected 4 bytes for each number in base64, got {len(data)}")
+        vector = np.frombuffer(data, dtype="<f4")
+    else:
+        try:
+            vector = np.asarray(value)
+        except (ValueError, OverflowError):  # lists of different lengths
+            vector = np.asarray(None)
+    if vector.ndim != 1 or vector.dtype.kind not in REAL_DTYPES:
+        raise _vector_error("expected a list of numbers, or base64 of float32")
+    if not np.isfinite(vector).all():
+        raise _vector_error("a number is not finite")
+    return vector
+
+
+def _vector_error(problem: str) -> PydanticCustomError:
+    return PydanticCustomError("vector", "{problem}", {"problem": problem})
+
+
+Vector = Annotated[
+    np.ndarray,
+    PlainValidator(read_vector),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "array", "items": {"type": "number"}},
+                {"type": "string", "contentEncoding": "base64"},
+            ],
+            "description": "Numbers of the index's encoder: a list, or base64 of little-endian "
+            "float32.",
+        }
+    ),
+]
+
+
 class RequestBody(BaseModel):
     """Base class of request bodies. Unknown fields and wrong types are errors."""
 
@@ -87,26 +143,27 @@ class RequestBody(BaseModel):
 
 
 class SearchPart(RequestBody):
-    """A part of a query: a text, a picture, both, or an item of the index, with a weight."""
+    """A weighted part of a query: a text, a picture or both; an item of the index; or a vector."""
 
     text: Text | None = None
     image: Picture | None = None
+    vector: Vector | None = None
     id: ItemId | None = Field(None, description="An item of the index, instead of text and image.")
     weight: float = Field(1.0, ge=-100, le=100, description="Negative: less like this part.")
 
 
-class SearchBody(RequestBody):
+class Search(RequestBody):
     """A search. Without a query, it lists matching items, newest first."""
 
-    index: IndexName | None = Field(None, description="Required if the server has several indexes.")
     text: Text | None = Field(None, examples=["a striped green umbrella"])
     image: Picture | None = None
+    vector: Vector | None = None
     parts: list[SearchPart] = Field(
         [],
         max_length=MAX_QUERY_PARTS,
         description="Parts of the query, whose weighted sum is searched for: an item and a text "
         "for 'this, but red', an item alone for 'more like this'. text and image form a further "
-        "part of weight 1.",
+        "part of weight 1, and vector another.",
     )
     combine: Literal["sum", "any"] = Field(
         "sum", description="any: search for each part separately, and interleave the hits."
@@ -161,6 +218,12 @@ class SearchBody(RequestBody):
         description="With re-ranking: stop the beam search when this many IDs remain; 0: follow "
         "all levels.",
     )
+
+
+class OneSearch(Search):
+    """A search of an index."""
+
+    index: IndexName | None = Field(None, description="Required if the server has several indexes.")
     deadline_ms: int = Field(
         DEADLINE_MS,
         ge=1,
@@ -169,7 +232,29 @@ class SearchBody(RequestBody):
     )
 
 
-class ExplainBody(SearchBody):
+class SearchBody(OneSearch):
+    """A search, or several."""
+
+    searches: list[Search] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_SEARCHES,
+        description="Searches to run in one batch, instead of one search. k and offset of all "
+        f"together are at most {MAX_HTTP_HITS:,}.",
+    )
+
+    @model_validator(mode="after")
+    def _check_searches(self) -> Self:
+        """Refuse a query besides several searches."""
+        misplaced = self.model_fields_set - {"searches", "index", "deadline_ms"}
+        if self.searches is not None and misplaced:
+            raise PydanticCustomError(
+                "searches", "searches: write {name} in each search", {"name": min(misplaced)}
+            )
+        return self
+
+
+class ExplainBody(OneSearch):
     """A search and an item: the one to explain, or the one that was chosen."""
 
     id: ItemId
@@ -182,11 +267,15 @@ def _refuse_surrogates(fields: object) -> object:
 
 
 class NewItem(RequestBody):
-    """An item to add. It needs a text, an image, or both."""
+    """An item to add. It needs a text, an image or both, or a vector."""
 
     id: ItemId | None = Field(None, description="Default: a hash of the contents.")
     text: Text | None = None
     image: Picture | None = None
+    vector: Vector | None = None
+    modality: Modality | None = Field(
+        None, description="Modality of an item with a vector. Default: text."
+    )
     fields: Annotated[dict[str, JsonValue] | None, AfterValidator(_refuse_surrogates)] = Field(
         None, description="Fields to filter by."
     )
@@ -225,12 +314,9 @@ class Item(BaseModel):
     codes: list[int] = Field(description="Its ID: the code of its modality, then a code per level.")
 
 
-class SearchResult(BaseModel):
+class SearchHits(BaseModel):
     """Hits of a search, best first."""
 
-    request_id: str
-    index: str
-    took_ms: Timing
     settings: SearchSettings
     good_match: bool | None = Field(
         description="Whether the first hit is probably right; null if unknown."
@@ -238,6 +324,23 @@ class SearchResult(BaseModel):
     hits: list[SearchHit] = Field(
         description="The hits. `image` is the path of the picture on this server."
     )
+
+
+class SearchResult(SearchHits):
+    """The hits of one search, best first."""
+
+    request_id: str
+    index: str
+    took_ms: Timing
+
+
+class SearchResults(BaseModel):
+    """The hits of each of the searches."""
+
+    request_id: str
+    index: str
+    took_ms: Timing
+    results: list[SearchHits]
 
 
 class LeftOut(BaseModel):
@@ -369,6 +472,11 @@ def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
     return Response(body, status, headers, PROBLEM_TYPE)
 
 
+def status_of(error: GeniusError) -> int | None:
+    """Return the status of an error that a client can correct; None for errors of the server."""
+    return next((STATUS[base] for base in type(error).__mro__ if base in STATUS), None)
+
+
 def _problem_of(error: BaseException) -> Problem | None:
     match error:
         case Problem():
@@ -384,8 +492,8 @@ def _problem_of(error: BaseException) -> Problem | None:
                 507, "the server's disk is full; nothing was changed, retry when space is available"
             )
         case GeniusError():
-            statuses = [STATUS[base] for base in type(error).__mro__ if base in STATUS]
-            return Problem(statuses[0], str(error)) if statuses else None
+            status = status_of(error)
+            return None if status is None else Problem(status, str(error))
         case _:
             return None
 
@@ -404,6 +512,16 @@ def _invalid_fields(error: RequestValidationError | ValidationError) -> list[Fie
         # The first element of the location is "query" or "body".
         errors = [(details["loc"][1:], details["msg"]) for details in error.errors()]
     return [
-        FieldError(field=".".join(map(str, location))[:200], problem=message[:300])
+        FieldError(field=spell_location(location)[:200], problem=message[:300])
         for location, message in errors
     ]
+
+
+def spell_location(location: Sequence[int | str]) -> str:
+    """Return the path of a field in JSON.
+
+    >>> spell_location(["searches", 2, "vector"])
+    'searches[2].vector'
+    """
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location]
+    return "".join(parts).removeprefix(".")

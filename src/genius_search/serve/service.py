@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import json
 import math
@@ -19,23 +18,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
+import numpy as np
+from jaxtyping import Shaped
 from PIL import Image, PngImagePlugin
 
-from genius_search.config import SearchConfig, SearchSettings
-from genius_search.data.images import MAX_EXIF_BYTES, SAFE_FORMATS, SHORTEST_SIDE, open_image
+from genius_search.data.images import MAX_EXIF_BYTES
 from genius_search.errors import BadImage, DeadlinePassed, GeniusError
 from genius_search.index.build import ChangeSummary
 from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.match import split_excluded
 from genius_search.index.pool import NewItem
-from genius_search.index.query import adjust_settings
-from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.roots import is_same_picture
+from genius_search.records import Modality
 from genius_search.serve import schemas
+from genius_search.serve.queries import check_vector, decode, picture_part
 from genius_search.serve.schemas import FIELDS_BYTES, LeftOut, Problem, log
 from genius_search.serve.watch import FileWatch
 
@@ -151,14 +151,7 @@ class Service:
         """Return the threads for a search, so that slow searches do not delay quick ones."""
         if pictures:
             return self._pictures
-        texts = [body.text or "", *(part.text or "" for part in body.parts)]
-        is_long = sum(map(len, texts)) > LONG_TEXT
-        _, excluded_words = split_excluded(body.text or "")
-        has_conditions = bool(body.where or body.match or excluded_words)
-        has_settings = any((body.beam, body.rerank, body.router, body.candidates))
-        has_query = bool(body.text or body.parts) and body.combine == "sum"
-        is_small = body.k + body.offset <= schemas.QUICK_HITS
-        is_quick = has_query and is_small and not (is_long or has_conditions or has_settings)
+        is_quick = all(map(is_quick_search, body.searches or [body]))
         return self._searches if is_quick else self.slow
 
     async def add(
@@ -169,23 +162,32 @@ class Service:
         On return, all other items are on the disk.
         """
         checked = await self._pictures.run(
-            lambda: [_check_item(item, pictures, n) for n, item in enumerate(items, start=1)]
+            lambda: [
+                _check_item(item, pictures, self.indexes[name], number)
+                for number, item in enumerate(items)
+            ]
         )
-        new_items = {item.id: item for item in checked if isinstance(item, NewItem)}
-        left_out = [item for item in checked if isinstance(item, LeftOut)]
-        summary = ChangeSummary()
-        if new_items:
-            summary = await self.change(
-                name,
-                lambda index: index.add(
-                    [*new_items.values()], wait_seconds=MAX_CHANGE_WAIT_SECONDS
-                ),
+        # Of several items with the same id, the last one counts.
+        new_items = {item.id: item for item in checked if not isinstance(item, LeftOut)}
+        contents = [item for item in new_items.values() if isinstance(item, NewItem)]
+        vectors = [item for item in new_items.values() if isinstance(item, VectorItem)]
+        summaries = []
+        if contents:
+            summaries.append(
+                await self.change(
+                    name,
+                    lambda index: index.add(contents, wait_seconds=MAX_CHANGE_WAIT_SECONDS),
+                )
             )
-        left_out += [LeftOut(id=item.file, reason=item.reason) for item in summary.left_out]
+        if vectors:
+            summaries.append(await self.change(name, lambda index: _add_vectors(index, vectors)))
+        left_out = [item for item in checked if isinstance(item, LeftOut)]
+        for summary in summaries:
+            left_out += [LeftOut(id=item.file, reason=item.reason) for item in summary.left_out]
         return schemas.Added(
-            added=summary.added - summary.replaced,
-            replaced=summary.replaced,
-            unchanged=summary.unchanged,
+            added=sum(summary.added - summary.replaced for summary in summaries),
+            replaced=sum(summary.replaced for summary in summaries),
+            unchanged=sum(summary.unchanged for summary in summaries),
             left_out=left_out,
             ids=[str(item.id) for item in checked],
         )
@@ -204,69 +206,6 @@ class Service:
         result = await writer.run(lambda: change(index))
         writer.submit(compact)
         return result
-
-
-def search_config(index: Index, body: schemas.SearchBody) -> SearchSettings:
-    """Return the settings of an index, with the changes of a request."""
-    config = SearchConfig(rerank=body.rerank, router=body.router, candidates=body.candidates)
-    return adjust_settings(index.settings, index.model, config)
-
-
-def search_request(
-    body: schemas.SearchBody, pictures: Mapping[str, memoryview], deadline: float
-) -> SearchRequest:
-    """Convert the body of a search to a request, and decode its pictures."""
-
-    @functools.cache
-    def decode_part(name: str | None) -> Image.Image | None:
-        return None if name is None else decode(_picture_part(pictures, name))
-
-    parts = [
-        SearchPart(text=part.text, image=decode_part(part.image), id=part.id, weight=part.weight)
-        for part in body.parts
-    ]
-    request = SearchRequest(
-        text=body.text,
-        image=decode_part(body.image),
-        parts=tuple(parts),
-        combine=body.combine,
-        instruction=body.instruction,
-        modality=body.modality,
-        where=body.where,
-        match=body.match,
-        hybrid=body.hybrid,
-        k=body.k,
-        offset=body.offset,
-        beam=body.beam,
-        deadline=deadline,
-    )
-    _check_limits(request, body)
-    return request
-
-
-def _check_limits(request: SearchRequest, body: schemas.SearchBody) -> None:
-    """Raise :class:`Problem` for a request that would reveal paths or take too long."""
-    conditions = () if request.filter is None else request.filter.conditions
-    if any(condition.column == "image" for condition in conditions):
-        raise Problem(
-            422, "where: the image of an item is a path on the server, and cannot be compared"
-        )
-    if not request.query:
-        return
-    num_hits = request.k + request.offset
-    if num_hits > schemas.MAX_HTTP_HITS:
-        raise Problem(
-            422,
-            f"offset: k and offset together are at most {schemas.MAX_HTTP_HITS:,}; use where to "
-            "find other items",
-        )
-    num_beams = max(num_hits, request.beam or 1) * len(request.alternatives())
-    if body.rerank == "none" and num_beams > schemas.QUICK_HITS:
-        raise Problem(
-            422,
-            f"rerank: none allows at most {schemas.QUICK_HITS} hits or beams, counted for each "
-            "alternative; request fewer, or leave out rerank",
-        )
 
 
 def find_picture(item: Item, folder: Path, roots: Sequence[Path]) -> Path:
@@ -294,50 +233,74 @@ def find_picture(item: Item, folder: Path, roots: Sequence[Path]) -> Path:
     return file
 
 
-def decode(data: bytes) -> Image.Image:
-    """Decode a picture of a request, at about the size that the encoder needs.
-
-    Raises
-    ------
-    BadImage
-        The picture is damaged, has too many pixels, or has a format that is not accepted from
-        clients.
-    """
-    return open_image(
-        data,
-        name="image",
-        formats=SAFE_FORMATS,
-        max_pixels=schemas.PICTURE_PIXELS,
-        shortest_side=SHORTEST_SIDE,
-    )
+def is_quick_search(search: schemas.Search) -> bool:
+    """Return whether a search without pictures takes a few milliseconds in any index."""
+    texts = [search.text or "", *(part.text or "" for part in search.parts)]
+    is_long = sum(map(len, texts)) > LONG_TEXT
+    _, excluded_words = split_excluded(search.text or "")
+    has_conditions = bool(search.where or search.match or excluded_words)
+    has_settings = any((search.beam, search.rerank, search.router, search.candidates))
+    has_query = bool(search.text or search.parts) or search.vector is not None
+    is_sum = has_query and search.combine == "sum"
+    is_small = search.k + search.offset <= schemas.QUICK_HITS
+    return is_sum and is_small and not (is_long or has_conditions or has_settings)
 
 
-def _picture_part(pictures: Mapping[str, memoryview], name: str) -> bytes:
-    if name not in pictures:
-        raise Problem(
-            422,
-            f"image: there is no part {name[:80]!r}; send multipart/form-data with a part json and "
-            "a part for each picture, and name that part here. URLs are not fetched",
-        )
-    return bytes(pictures[name])
+class VectorItem(NamedTuple):
+    """An item to add by its vector."""
+
+    id: str | int
+    vector: Shaped[np.ndarray, " dim"]
+    modality: Modality
+    text: str | None
+    fields: dict[str, Any] | None
 
 
 def _check_item(
-    item: schemas.NewItem, pictures: Mapping[str, memoryview], number: int
-) -> NewItem | LeftOut:
+    item: schemas.NewItem, pictures: Mapping[str, memoryview], index: Index, number: int
+) -> NewItem | VectorItem | LeftOut:
     """Return an item for :meth:`Index.add`, or the reason why it is left out."""
-    name = item.id or f"item {number}"
+    name = item.id or f"items[{number}]"
     fields = json.dumps(item.fields, sort_keys=True)
     if len(fields) > FIELDS_BYTES:
         return LeftOut(id=name, reason=f"fields: at most {FIELDS_BYTES:,} bytes")
+    content = b""
     try:
-        image = None if item.image is None else _picture_part(pictures, item.image)
-        if image is not None:
-            decode(image)  # raises an error for pictures that cannot be read
+        _check_vector(item, index)
+        if item.vector is not None:
+            content = item.vector.tobytes()
+        elif item.image is not None:
+            content = picture_part(pictures, item.image)
+            decode(content)  # raises an error for pictures that cannot be read
     except (Problem, BadImage) as error:
         reason = error.reason if isinstance(error, BadImage) else error.detail
         return LeftOut(id=name, reason=reason)
     # The default id is a hash of the contents, so that an item that is sent twice is added once.
-    contents = (image or b"") + json.dumps([item.text, fields]).encode()
-    default_id = hashlib.sha256(contents).hexdigest()[:24]
-    return NewItem(item.id or default_id, item.text, image, item.fields)
+    digest = hashlib.sha256(content + json.dumps([item.text, fields]).encode())
+    item_id = item.id or digest.hexdigest()[:24]
+    if item.vector is None:
+        return NewItem(item_id, item.text, content or None, item.fields)
+    modality = item.modality or Modality.TEXT
+    return VectorItem(item_id, item.vector, modality, item.text, item.fields)
+
+
+def _check_vector(item: schemas.NewItem, index: Index) -> None:
+    """Raise :class:`Problem` for an item whose vector or modality cannot be used."""
+    if item.vector is None:
+        if item.modality is not None:
+            raise Problem(422, "modality: only items with a vector name it; leave it out")
+        return
+    if item.image is not None:
+        raise Problem(422, "image: an item has a vector or an image, not both")
+    check_vector(item.vector, index.model.encoder.dim)
+
+
+def _add_vectors(index: Index, items: Sequence[VectorItem]) -> ChangeSummary:
+    return index.add_vectors(
+        np.stack([item.vector for item in items]),
+        ids=[item.id for item in items],
+        modalities=[item.modality for item in items],
+        texts=[item.text for item in items],
+        fields=[item.fields for item in items],
+        wait_seconds=MAX_CHANGE_WAIT_SECONDS,
+    )

@@ -12,7 +12,7 @@ from PIL import Image
 from genius_search.errors import ArtifactMismatch
 from genius_search.index.index import Index
 from genius_search.index.snapshot import Snapshot
-from genius_search.serve.app import split_parts
+from genius_search.serve.body import split_parts
 from genius_search.serve.schemas import FIELDS_BYTES, MAX_ITEMS
 
 from .conftest import form, picture, serving
@@ -133,7 +133,7 @@ def test_half_a_character_is_told_by_item_and_nothing_is_stored(writable):
     ):
         body = f'{{"items": [{{"id": "good", "text": "x"}}, {{{item}}}]}}'
         told = is_problem(writable.post("/v1/items", content=body, headers=JSON), 422)
-        assert [one["field"] for one in told["errors"]] == [f"items.1.{field}"]
+        assert [one["field"] for one in told["errors"]] == [f"items[1].{field}"]
     is_problem(writable.get("/v1/items?id=good"), 404)
 
 

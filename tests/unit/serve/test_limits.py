@@ -12,7 +12,7 @@ import pytest
 from genius_search.errors import DeadlinePassed
 from genius_search.serve import guard, service
 from genius_search.serve.guard import Guard
-from genius_search.serve.schemas import SEARCH_BYTES, Problem
+from genius_search.serve.schemas import JSON_VALUES, SEARCH_BYTES, SEARCH_VALUES, Problem
 from genius_search.serve.service import Threads
 
 from .conftest import form, picture
@@ -259,3 +259,15 @@ def test_a_panic_of_a_library_fails_one_request(client, monkeypatch):
             is_problem(client.post("/v1/items", json={"items": [{"text": "x"}]}), 500)
             is_problem(client.get("/v1/items/examples"), 500)
     assert client.post("/v1/search", json={"text": "x"}).status_code == 200
+
+
+def test_json_of_more_values_than_allowed_is_refused_before_it_is_parsed(client):
+    search = json.dumps({"vector": [0] * (SEARCH_VALUES + 2)}).encode()
+    assert (
+        "commas"
+        in is_problem(client.post("/v1/search", content=search, headers=JSON), 413)["detail"]
+    )
+    items = json.dumps({"items": [{"fields": {"a": [0] * (JSON_VALUES + 2)}}]}).encode()
+    assert (
+        "commas" in is_problem(client.post("/v1/items", content=items, headers=JSON), 413)["detail"]
+    )

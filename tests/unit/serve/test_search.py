@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 
+import numpy as np
 import pytest
 from PIL import Image, features
 
@@ -12,8 +14,8 @@ from genius_search import SearchPart
 from genius_search.config import SearchConfig
 from genius_search.index import items
 from genius_search.index.index import Index
-from genius_search.serve import app
-from genius_search.serve.schemas import MAX_HTTP_HITS, MAX_QUERY_PARTS
+from genius_search.serve import queries
+from genius_search.serve.schemas import MAX_HTTP_HITS, MAX_QUERY_PARTS, MAX_SEARCHES
 
 from .conftest import form, picture, serving
 from .test_guard import is_problem
@@ -176,11 +178,11 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"text": "x", "modality": "sound"}, "modality: "),
         ({"text": "x", "where": ["price"]}, "expected a field and an operator"),
         ({"text": "x", "where": ["price<1"] * (50 + 1)}, "where: "),
-        ({"text": "x", "where": ["price in " + ",".join(["1"] * 1001)]}, "where.0"),
+        ({"text": "x", "where": ["price in " + ",".join(["1"] * 1001)]}, "where[0]"),
         ({"text": "x", "where": ["image~/home"]}, "where: "),
         ({"text": "x", "match": "!"}, "no word in it"),
         ({"parts": [{"text": "x"}] * (MAX_QUERY_PARTS + 1)}, "parts: "),
-        ({"parts": [{"text": "x", "weight": 1e9}]}, "parts.0.weight"),
+        ({"parts": [{"text": "x", "weight": 1e9}]}, "parts[0].weight"),
         ({"parts": [{"text": "x", "id": "1:1"}]}, "or else an item"),
         ({"image": "http://127.0.0.1/x.png"}, "URLs are not fetched"),
         ({"text": "x", "deadline_ms": 0}, "deadline_ms"),
@@ -222,6 +224,134 @@ def test_a_passed_deadline_is_a_problem(client, monkeypatch):
 
 
 def test_hits_that_are_too_large_together_are_refused(client, monkeypatch):
-    monkeypatch.setattr(app, "MAX_HITS_BYTES", 1_000)
+    monkeypatch.setattr(queries, "MAX_HITS_BYTES", 1_000)
     assert "smaller k" in is_problem(post(client, text="a kite", k=9), 413)["detail"]
     assert post(client, text="a kite", k=1).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def vector(index):
+    return index.model.encoder.text_features(["a red kite"])[0].astype("<f4")
+
+
+def as_base64(vector) -> str:
+    return base64.b64encode(vector.tobytes()).decode()
+
+
+def test_a_vector_finds_the_same_as_in_python(client, index, vector):
+    expected = [hit.id for hit in index.search(vector=vector, modality="text", k=4)]
+    for written in (vector.tolist(), as_base64(vector)):
+        for query in ({"vector": written}, {"parts": [{"vector": written}]}):
+            hits = post(client, **query, modality="text", k=4).json()["hits"]
+            assert [hit["id"] for hit in hits] == expected
+    mixed = post(client, text="blue", vector=vector.tolist(), modality="text", k=4).json()["hits"]
+    assert [hit["id"] for hit in mixed] == [
+        hit.id for hit in index.search("blue", vector=vector, modality="text", k=4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ([0.5] * 3, "expected {dim} numbers, got 3"),
+        ([0] * 8, "expected {dim} numbers, got 8"),
+        ([], "expected {dim} numbers, got 0"),
+        (["1"], "expected a list of numbers"),
+        ([[1.0]], "expected a list of numbers"),
+        ([1.0, None], "expected a list of numbers"),
+        ("not base64", "expected a list of numbers, or base64"),
+        ("QUJD", "expected 4 bytes for each number in base64, got 3"),
+        (5, "expected a list of numbers"),
+    ],
+    ids=str,
+)
+def test_an_invalid_vector_is_refused_by_the_name_of_its_field(client, vector, broken, why):
+    why = why.format(dim=len(vector))
+    for name, body in (
+        ("vector", {"vector": broken}),
+        ("parts[1].vector", {"parts": [{"text": "x"}, {"vector": broken}]}),
+        ("searches[1].vector", {"searches": [{"text": "x"}, {"vector": broken}]}),
+    ):
+        detail = is_problem(post(client, **body), 422)["detail"]
+        assert detail.startswith(f"{name}: {why}")
+    zeros = is_problem(post(client, vector=[0.0] * len(vector)), 422)["detail"]
+    assert zeros.startswith("vector: has no direction")
+
+
+def test_several_searches_are_answered_in_their_order(client, index, vector):
+    searches = [
+        {"text": "a red kite", "k": 3},
+        {"vector": vector.tolist(), "k": 2, "fields": []},
+        {"text": "a boat", "where": ["price<5"], "rerank": "codes"},
+        {"where": ["price<3"], "modality": "text"},
+    ]
+    body = post(client, searches=searches, index="things").json()
+    assert body.keys() == {"request_id", "index", "took_ms", "results"}
+    for search, result in zip(searches, body["results"], strict=True):
+        alone = post(client, **search).json()
+        assert [hit["id"] for hit in result["hits"]] == [hit["id"] for hit in alone["hits"]]
+        assert result["settings"] == alone["settings"]
+        assert result["good_match"] == alone["good_match"]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ({"searches": []}, "searches: "),
+        ({"searches": [{"text": "x"}] * (MAX_SEARCHES + 1)}, "searches: "),
+        ({"searches": [{"text": "x"}], "text": "x"}, "searches: write text in each search"),
+        ({"searches": [{"text": "x"}, {}]}, "searches[1]: a query needs a text"),
+        ({"searches": [{"text": "x", "index": "things"}]}, "searches[0].index"),
+        ({"searches": [{"text": "x"}, {"text": "x", "where": ["image~x"]}]}, "searches[1].where: "),
+        ({"searches": [{"text": "x", "k": 501}] * 2}, "searches: k and offset of all"),
+        ({"searches": [{"text": "x", "rerank": "none", "k": 60}] * 2}, "searches: rerank none"),
+        ({"searches": [{"text": "x"}, {"text": "x", "where": ["nofield=1"]}]}, "searches[1]: "),
+        ({"parts": [{"text": "x", "weight": 2}], "combine": "any"}, "parts[0].weight: "),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_invalid_searches_are_refused_by_the_names_of_their_fields(client, body, why):
+    assert is_problem(post(client, **body), 422)["detail"].startswith(why)
+
+
+def test_one_of_several_searches_that_asks_for_an_unknown_item_is_named(client):
+    searches = [{"text": "x"}, {"parts": [{"id": "nobody"}]}]
+    detail = is_problem(post(client, searches=searches), 404)["detail"]
+    assert detail.startswith("searches[1]: ")
+    assert "nobody" in detail
+
+
+def test_an_index_of_vectors_is_searched_and_grows_by_vectors(tmp_path):
+    vectors = np.eye(8, dtype="<f4")[:6] + 0.1
+    made = Index.from_vectors(tmp_path / "mine.index", vectors, ids=list("abcdef"))
+    with serving(made) as running:
+        assert [
+            hit["id"] for hit in post(running, vector=vectors[2].tolist(), k=1).json()["hits"]
+        ] == ["c"]
+        refused = is_problem(post(running, text="a kite"), 422)["detail"]
+        assert refused.startswith("text: this index was created from vectors")
+        new = np.eye(8, dtype="<f4")[7] + 0.1
+        items = [
+            {"id": "new", "vector": new.tolist(), "fields": {"price": 3}},
+            {"id": "image", "vector": as_base64(new + 1), "modality": "image", "text": "words"},
+            {"id": "short", "vector": [1.0]},
+            {"vector": new.tolist(), "image": "p"},
+            {"id": "modality", "modality": "image", "text": "words"},
+        ]
+        added = running.post("/v1/items", json={"items": items}).json()
+        assert (added["added"], added["ids"][:2]) == (2, ["new", "image"])
+        assert added["left_out"] == [
+            {"id": "short", "reason": "vector: expected 8 numbers, got 1"},
+            {"id": "items[3]", "reason": "image: an item has a vector or an image, not both"},
+            {
+                "id": "modality",
+                "reason": "modality: only items with a vector name it; leave it out",
+            },
+        ]
+        [hit] = post(running, vector=new.tolist(), k=1).json()["hits"]
+        assert (hit["id"], hit["fields"]) == ("new", {"price": 3})
+        assert running.get("/v1/items", params={"id": "image"}).json()["modality"] == "image"
+        choice = {"vector": vectors[0].tolist(), "id": "e"}
+        assert running.post("/v1/feedback", json=choice).status_code == 204
+        [chosen] = made.choices()
+        assert chosen["chosen"] == "e"

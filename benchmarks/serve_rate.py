@@ -1,0 +1,168 @@
+"""Searches a CPU-second: what the service costs when clients keep their connections open.
+
+Usage: python benchmarks/serve_rate.py INDEX QUERIES [--clients 16] [--seconds 10] [--kinds text vector] [-- flags]
+
+Starts `genius serve` on a copy of INDEX, and sends the lines of QUERIES, a text file, as texts and as vectors of the
+index's encoder. Each client sends one search after the other and waits for its hits. The CPU time is that of the
+server and its workers, so other programs on the machine disturb it little; the times of answers include waiting for a
+core. The second table is the CPU time of `Index.search` alone, without a server. Prints tables in Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from serve import cpu_seconds, percentile, processes, serving
+
+from genius_search import Index
+
+WARM_UP_SECONDS = 1.0
+
+
+class Answers(NamedTuple):
+    """The times of answers in seconds, and the number of connections that were opened."""
+
+    seconds: list[float]
+    connections: int
+
+
+class Client:
+    """One client, with one connection for as long as the server keeps it open."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.removeprefix("http://").rpartition(":")
+        self._host, self._port = host, int(port)
+        self._writer: asyncio.StreamWriter | None = None
+        self.connections = 0
+
+    async def post(self, body: bytes) -> bytes:
+        """Send a search, and return the body of the answer."""
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
+            self.connections += 1
+        head = (
+            f"POST /v1/search HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._writer.write(head.encode() + body)
+        answer_head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if b" 200 " not in answer_head[:20]:
+            raise SystemExit((answer_head + await self._reader.read(2_000)).decode())
+        length = int(answer_head.partition(b"content-length:")[2].partition(b"\r\n")[0])
+        answer = await self._reader.readexactly(length)
+        if b"connection: close" in answer_head:
+            self.close()
+        return answer
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+async def send(address: str, bodies: list[bytes], clients: int, seconds: float) -> Answers:
+    """Send searches from several clients for some seconds."""
+    times: list[float] = []
+    number = 0
+    until = time.monotonic() + seconds
+
+    async def run(client: Client) -> None:
+        nonlocal number
+        while (began := time.monotonic()) < until:
+            number += 1
+            await client.post(bodies[number % len(bodies)])
+            times.append(time.monotonic() - began)
+        client.close()
+
+    everyone = [Client(address) for _ in range(clients)]
+    await asyncio.gather(*map(run, everyone))
+    return Answers(times, sum(client.connections for client in everyone))
+
+
+def measure_served(
+    index: Path, bodies: dict[str, list[bytes]], arguments: argparse.Namespace
+) -> list[dict[str, object]]:
+    """Return a row of the table for each kind of search."""
+    rows: list[dict[str, object]] = []
+    with serving(index, *arguments.flags) as server:
+        for kind, sent in bodies.items():
+            asyncio.run(send(server.address, sent, arguments.clients, WARM_UP_SECONDS))
+            pids = processes(server.process.pid)
+            began, cpu = time.monotonic(), sum(map(cpu_seconds, pids))
+            answers = asyncio.run(send(server.address, sent, arguments.clients, arguments.seconds))
+            cpu = sum(map(cpu_seconds, pids)) - cpu
+            count = len(answers.seconds)
+            rows.append(
+                {
+                    "kind": kind,
+                    "searches": count,
+                    "searches/CPU-s": f"{count / cpu:.0f}",
+                    "searches/s": f"{count / (time.monotonic() - began):.0f}",
+                    "p50 ms": f"{percentile(answers.seconds, 50):.1f}",
+                    "p99 ms": f"{percentile(answers.seconds, 99):.1f}",
+                    "connections": answers.connections,
+                }
+            )
+    return rows
+
+
+def measure_alone(
+    index: Index, queries: dict[str, list[dict[str, object]]], seconds: float
+) -> list[dict[str, object]]:
+    """Return the CPU time of `Index.search` for each kind of search, in this process."""
+    rows: list[dict[str, object]] = []
+    for kind, options in queries.items():
+        index.search(**options[0])  # type: ignore[call-overload]
+        count, cpu = 0, time.process_time()
+        while time.process_time() - cpu < seconds:
+            index.search(**options[count % len(options)])  # type: ignore[call-overload]
+            count += 1
+        cpu = time.process_time() - cpu
+        rows.append({"Index.search": kind, "searches/CPU-s": f"{count / cpu:.0f}"})
+    return rows
+
+
+def print_table(rows: list[dict[str, object]]) -> None:
+    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(map(str, row.values())) + " |")
+    print()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("index", type=Path, help="copied first, so it stays as it is")
+    parser.add_argument("queries", type=Path, help="a text file with a query in each line")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--kinds", nargs="*", default=["text", "vector"])
+    parser.add_argument("--k", type=int, default=10)
+    arguments, flags = parser.parse_known_args()
+    arguments.flags = [flag for flag in flags if flag != "--"]
+    texts = arguments.queries.read_text().splitlines()
+    index = Index.open(arguments.index)
+    vectors = index.model.encoder.text_features(texts)
+    queries: dict[str, list[dict[str, object]]] = {
+        "text": [{"query": text, "k": arguments.k} for text in texts],
+        "vector": [{"vector": vector, "k": arguments.k} for vector in vectors],
+    }
+    bodies = {
+        "text": [json.dumps({"text": text, "k": arguments.k}).encode() for text in texts],
+        "vector": [
+            json.dumps({"vector": [round(float(x), 6) for x in row], "k": arguments.k}).encode()
+            for row in vectors
+        ],
+    }
+    chosen = {kind: bodies[kind] for kind in arguments.kinds}
+    print_table(measure_served(arguments.index, chosen, arguments))
+    print_table(measure_alone(index, {kind: queries[kind] for kind in chosen}, 3.0))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

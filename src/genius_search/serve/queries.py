@@ -1,0 +1,287 @@
+"""From the body of a search to requests of the Python API, and from their hits to JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Shaped
+from pydantic_core import to_json
+
+from genius_search.border import SHORTEST_VECTOR
+from genius_search.config import SearchConfig, SearchSettings
+from genius_search.data.images import SAFE_FORMATS, SHORTEST_SIDE, open_image
+from genius_search.encoders.base import VectorEncoder
+from genius_search.errors import GeniusError
+from genius_search.index.index import Index
+from genius_search.index.query import adjust_settings
+from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
+from genius_search.serve import schemas
+from genius_search.serve.describe import describe_settings, picture_path, written
+from genius_search.serve.schemas import Problem, status_of
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MAX_HITS_BYTES: Final = 8 << 20
+"""Maximum total size of the hits of one response."""
+
+
+class Query(NamedTuple):
+    """A search of a body, as a request and the settings that it changes."""
+
+    request: SearchRequest
+    config: SearchConfig | None
+    """None for the settings of the index."""
+    fields: list[str] | None
+    """Names of the fields to return with each hit; None for all."""
+
+
+def read_queries(
+    body: schemas.SearchBody, pictures: Mapping[str, memoryview], deadline: float, index: Index
+) -> list[Query]:
+    """Return the search of a body, or its searches.
+
+    Raises
+    ------
+    Problem, GeniusError
+        A search is invalid. The message names the field.
+    """
+    if body.searches is None:
+        return [read_query(body, pictures, deadline, index)]
+    queries = []
+    for number, search in enumerate(body.searches):
+        with in_field(f"searches[{number}]"):
+            queries.append(read_query(search, pictures, deadline, index))
+    num_hits = sum(query.request.k + query.request.offset for query in queries)
+    num_beams = sum(
+        _num_beams(query.request)
+        for query, search in zip(queries, body.searches, strict=True)
+        if search.rerank == "none"
+    )
+    if num_hits > schemas.MAX_HTTP_HITS:
+        raise Problem(
+            422,
+            f"searches: k and offset of all searches together are {num_hits:,}, at most "
+            f"{schemas.MAX_HTTP_HITS:,} are allowed; send several requests",
+        )
+    if num_beams > schemas.QUICK_HITS:
+        raise Problem(
+            422,
+            f"searches: rerank none allows at most {schemas.QUICK_HITS} hits or beams in all "
+            "searches together; send several requests, or leave out rerank",
+        )
+    return queries
+
+
+def read_query(
+    search: schemas.Search, pictures: Mapping[str, memoryview], deadline: float, index: Index
+) -> Query:
+    """Convert a search to a request, and decode its pictures."""
+    decode_part = functools.cache(lambda name: decode(picture_part(pictures, name)))
+    check_contents(index, search)
+    parts = []
+    for number, part in enumerate(search.parts):
+        with in_field(f"parts[{number}]"):
+            check_contents(index, part)
+            if part.weight != 1 and search.combine == "any":
+                raise Problem(422, "weight: has no effect with combine any; leave it out")
+            parts.append(
+                SearchPart(
+                    text=part.text,
+                    image=part.image and decode_part(part.image),
+                    id=part.id,
+                    vector=part.vector,
+                    weight=part.weight,
+                )
+            )
+    request = SearchRequest(
+        text=search.text,
+        image=search.image and decode_part(search.image),
+        vector=search.vector,
+        parts=tuple(parts),
+        combine=search.combine,
+        instruction=search.instruction,
+        modality=search.modality,
+        where=search.where,
+        match=search.match,
+        hybrid=search.hybrid,
+        k=search.k,
+        offset=search.offset,
+        beam=search.beam,
+        deadline=deadline,
+    )
+    _check_limits(request, search)
+    config = None
+    if (search.rerank, search.router, search.candidates) != (None, None, None):
+        config = SearchConfig(
+            rerank=search.rerank, router=search.router, candidates=search.candidates
+        )
+    return Query(request, config, search.fields)
+
+
+def check_contents(index: Index, part: schemas.Search | schemas.SearchPart) -> None:
+    """Raise :class:`Problem` if the encoder of an index does not read a query or a part of it."""
+    encoder = index.model.encoder
+    if part.vector is not None:
+        check_vector(part.vector, encoder.dim)
+    if isinstance(encoder, VectorEncoder) and (part.text or part.image):
+        raise Problem(
+            422,
+            f"{'text' if part.text else 'image'}: this index was created from vectors and has no "
+            f"encoder; send vector, with {encoder.dim} numbers",
+        )
+
+
+def check_vector(vector: Shaped[np.ndarray, " numbers"], dim: int) -> None:
+    """Raise :class:`Problem` for a vector of another dimension, or without a direction."""
+    if len(vector) != dim:
+        raise Problem(422, f"vector: expected {dim} numbers, got {len(vector)}")
+    length = np.linalg.norm(vector.astype(np.float64))  # in which large squares are finite
+    if not SHORTEST_VECTOR < length < np.inf:
+        raise Problem(422, "vector: has no direction; its numbers are zeros, or too large")
+
+
+@contextlib.contextmanager
+def in_field(path: str) -> Iterator[None]:
+    """Put the path of a field before the message of an error that a client can correct."""
+    try:
+        yield
+    except Problem as error:  # begins with the name of a field
+        raise Problem(error.status_code, f"{path}.{error.detail}", **error.more) from None
+    except GeniusError as error:
+        status = status_of(error)
+        if status is None:
+            raise
+        raise Problem(status, f"{path}: {error}") from None
+
+
+def _check_limits(request: SearchRequest, search: schemas.Search) -> None:
+    """Raise :class:`Problem` for a request that would reveal paths or take too long."""
+    conditions = () if request.filter is None else request.filter.conditions
+    if any(condition.column == "image" for condition in conditions):
+        raise Problem(
+            422, "where: the image of an item is a path on the server, and cannot be compared"
+        )
+    if not request.query:
+        return
+    if request.k + request.offset > schemas.MAX_HTTP_HITS:
+        raise Problem(
+            422,
+            f"offset: k and offset together are at most {schemas.MAX_HTTP_HITS:,}; use where to "
+            "find other items",
+        )
+    if search.rerank == "none" and _num_beams(request) > schemas.QUICK_HITS:
+        raise Problem(
+            422,
+            f"rerank: none allows at most {schemas.QUICK_HITS} hits or beams, counted for each "
+            "alternative; request fewer, or leave out rerank",
+        )
+
+
+def _num_beams(request: SearchRequest) -> int:
+    """Return the number of partial IDs that a request follows at a level."""
+    width = max(request.k + request.offset, request.beam or 1)
+    return width * len(request.alternatives())
+
+
+def search_all(index: Index, queries: Sequence[Query]) -> list[Hits]:
+    """Search for all queries, in one batch for each combination of settings."""
+    groups: dict[SearchConfig | None, list[int]] = {}
+    for number, query in enumerate(queries):
+        groups.setdefault(query.config, []).append(number)
+    hits: dict[int, Hits] = {}
+    for config, numbers in groups.items():
+        requests = [queries[number].request for number in numbers]
+        try:
+            results = index.search(requests, config=config)
+        except GeniusError:
+            if len(queries) == 1:
+                raise
+            results = []
+            for number in numbers:  # find the query to blame
+                with in_field(f"searches[{number}]"):
+                    results.append(index.search(queries[number].request, config=config))
+        hits |= zip(numbers, results, strict=True)
+    return [hits[number] for number in range(len(queries))]
+
+
+def query_settings(index: Index, config: SearchConfig | None) -> SearchSettings:
+    """Return the settings of an index, with the changes of a query."""
+    settings = index.settings
+    return settings if config is None else adjust_settings(settings, index.model, config)
+
+
+def encode_results(
+    index: Index, name: str, queries: Sequence[Query], all_hits: Sequence[Hits]
+) -> list[bytes]:
+    """Return the settings and hits of each query as the members of a JSON object.
+
+    Raises
+    ------
+    Problem
+        The hits have more than :data:`MAX_HITS_BYTES` together.
+    """
+    results = []
+    size = 0
+    for query, hits in zip(queries, all_hits, strict=True):
+        request = query.request
+        settings = query_settings(index, query.config)
+        width = request.k + request.offset
+        head = {
+            "settings": describe_settings(index, settings, request.beam, width),
+            "good_match": hits.good_match,
+        }
+        encoded = []
+        for hit in hits:
+            encoded.append(encode_hit(hit, name, query.fields))
+            size += len(encoded[-1])
+            if size > MAX_HITS_BYTES:
+                raise Problem(
+                    413,
+                    f"the hits have more than {MAX_HITS_BYTES:,} bytes; request a smaller k, or "
+                    "only the fields that you need",
+                )
+        results.append(to_json(head)[1:-1] + b',"hits":[' + b",".join(encoded) + b"]")
+    return results
+
+
+def encode_hit(hit: SearchHit, index: str, names: list[str] | None) -> bytes:
+    """Return a hit as JSON, with the named fields, or all fields for None."""
+    fields = hit.fields
+    if names is not None:
+        fields = {name: fields[name] for name in names if name in fields}
+    return written(dataclasses.replace(hit, fields=fields, image=picture_path(hit, index)))
+
+
+def decode(data: bytes) -> Image.Image:
+    """Decode a picture of a request, at about the size that the encoder needs.
+
+    Raises
+    ------
+    BadImage
+        The picture is damaged, has too many pixels, or has a format that is not accepted from
+        clients.
+    """
+    return open_image(
+        data,
+        name="image",
+        formats=SAFE_FORMATS,
+        max_pixels=schemas.PICTURE_PIXELS,
+        shortest_side=SHORTEST_SIDE,
+    )
+
+
+def picture_part(pictures: Mapping[str, memoryview], name: str) -> bytes:
+    """Return the part of multipart/form-data with a picture."""
+    if name not in pictures:
+        raise Problem(
+            422,
+            f"image: there is no part {name[:80]!r}; send multipart/form-data with a part json and "
+            "a part for each picture, and name that part here. URLs are not fetched",
+        )
+    return bytes(pictures[name])
