@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from genius_search.index.learned import Choices
     from genius_search.index.pool import Pool, PoolSource
     from genius_search.index.request import Picture
+    from genius_search.index.update import Updated, UpdatedFields, UpdatedText
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
 
@@ -541,6 +542,47 @@ class Index:
             if not dry_run:
                 self._last_change = changes
             return changes
+
+    def update(
+        self,
+        item_ids: str | int | Iterable[str | int],
+        *,
+        fields: UpdatedFields = None,
+        text: UpdatedText = None,
+        progress: Progress | None = None,
+        wait_seconds: float = 0.0,
+    ) -> Updated:
+        """Change fields and texts of one or several items in one step, without their vectors.
+
+        When this returns, the change is on the disk. An updated item is listed as a new one.
+
+        >>> index.update("kite", fields={"price": 9, "sale": None})  # doctest: +SKIP
+        >>> index.update(["a", "b"], fields=[{"price": 1}, {"price": 2}])  # doctest: +SKIP
+
+        Parameters
+        ----------
+        fields
+            New values by name for all items, or a list with those of each. None removes a field;
+            fields without a new value stay. The fields of a file stay until the file changes.
+        text
+            The new text, or a list with that of each item. An empty text removes it. An item that
+            was added as a vector keeps the vector; any other one is encoded again.
+        wait_seconds
+            See :meth:`add`.
+
+        Raises
+        ------
+        UsageError
+            A field has no form in JSON, the text is that of a file, or there is nothing to update.
+        """
+        from genius_search.index.build import ChangeSummary
+        from genius_search.index.update import read_updates, update_items
+
+        updates = read_updates(item_ids, fields, text)
+        with self._open_writer(wait_seconds) as writer:
+            done = update_items(writer, self.model, updates, progress or Silent())
+            self._last_change = ChangeSummary(done.updated, done.updated, left_out=done.left_out)
+            return done
 
     def delete(
         self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = 0.0
