@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Int64
 
-from genius_search.border import SHORTEST_VECTOR
+from genius_search.border import SHORTEST_VECTOR, as_numbers
 from genius_search.config import SearchSettings
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.contents import encode_contents
 from genius_search.encoders.passages import query_passages
 from genius_search.errors import UsageError
-from genius_search.index.request import SearchPart, SearchRequest
+from genius_search.index.request import SearchPart, SearchRequest, Vector, check_range
 from genius_search.index.score import RANGE_DEPTH, count_words, covers_request
 from genius_search.index.snapshot import Location, Snapshot, check_files_on_error
 from genius_search.index.store import Calibration
@@ -164,6 +164,29 @@ class QueryEncoder:
             for query, vectors in zip(queries, all_vectors, strict=True)
         ]
 
+    def encode_vectors(self, vectors: Iterable[Vector], k: int) -> list[EncodedQuery]:
+        """Encode requests for ``k`` hits of a vector alone, as :meth:`encode` does."""
+        check_range("k", k, 1)
+        arrays = [as_numbers(vector, "the query's vector") for vector in vectors]
+        if not self._snapshot.segments:
+            return [EncodedQuery(NO_VECTORS, k, number) for number in range(len(arrays))]
+        return [
+            EncodedQuery(embedded, k, number, *properties)
+            for number, embedded in enumerate(map(self._vectors_of_feature, arrays))
+            for properties in self._properties_of_vectors
+        ]
+
+    @cached_property
+    def _properties_of_vectors(self) -> list[tuple[Any, ...]]:
+        """The common properties of queries for a vector alone: all but their first three values.
+
+        There is one for each modality that such a request is divided into.
+        """
+        with check_files_on_error(self._snapshot):
+            request = SearchRequest(vector=(0.0,))
+            queries = self._divide_request(0, request, self._modalities_of(request))
+        return [query[3:] for query in queries]
+
     def _modalities_of(self, request: SearchRequest) -> list[Modality | None]:
         """Return the modalities that a request is divided into; None stands for all of them."""
         if request.modality is not None:
@@ -303,7 +326,7 @@ class QueryEncoder:
 
     def _vectors_of_feature(self, vector: np.ndarray) -> QueryVectors:
         """Return the vectors of a query by vector, which is read as the feature of a text."""
-        dim = self._model.encoder.dim
+        dim = self._model.dim
         if vector.shape != (dim,):
             raise UsageError(
                 f"the query's vector is {vector.dtype} of shape {vector.shape}; "
@@ -314,7 +337,7 @@ class QueryEncoder:
         if not SHORTEST_VECTOR < length < math.inf:  # False for NaN, too
             raise UsageError("the query's vector has only zeros, or a number that is not finite")
         feature = (wide / length).astype(np.float32)
-        [fused] = self._model.fuse(np.zeros_like(feature)[None], feature[None])
+        fused = self._model.codebooks.fuse_text(feature)
         return QueryVectors(fused, feature if self._compares_features else fused, feature)
 
     def _vectors_of_item(self, item_id: str | int) -> QueryVectors:

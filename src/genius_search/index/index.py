@@ -953,6 +953,12 @@ class Index:
         UsageError
             There is no query, an option is out of range, or a condition cannot be parsed.
         """
+        searcher = self._current_searcher(config)
+        has_no_options = instruction is None and combine == "sum" and offset == 0 and beam is None
+        has_no_conditions = modality is None and where == () and match is None
+        is_alone = query is None and image is None and parts == ()
+        if vector is not None and is_alone and has_no_conditions and has_no_options:
+            return searcher.search_vectors([vector], k)[0]
         options: dict[str, Any] = {
             "image": image,
             "vector": vector,
@@ -967,7 +973,6 @@ class Index:
             "offset": offset,
             "beam": beam,
         }
-        searcher = self._current_searcher(config)
         if not isinstance(query, list | tuple):
             return searcher.search([as_request(query, options)])[0]
         return HitsOfQueries(searcher.search([as_request(part, options) for part in query]))
@@ -979,8 +984,11 @@ class Index:
         """
         config = options.pop("config", None)
         rows = as_matrix(vectors, "the vectors") if len(vectors) else ()
+        searcher = self._current_searcher(config)
+        if not options.keys() - {"k"}:
+            return HitsOfQueries(searcher.search_vectors(rows, options.get("k", 10)))
         requests = [SearchRequest(**{**options, "vector": row}) for row in rows]
-        return HitsOfQueries(self._current_searcher(config).search(requests))
+        return HitsOfQueries(searcher.search(requests))
 
     def explain(
         self,

@@ -3,7 +3,7 @@
 A request becomes encoded queries (``encode.py``). Each is ranked by the compiled search or PyTorch,
 with a wider search if there are too few hits. The ranked items are candidates, whose scores choices
 and words raise (``score.py``). The hits of several modalities are merged (``merge.py``). The items
-of the hits are read last, since only the first candidates become hits.
+of the hits are read last, when they are asked for (``hits.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jaxtyping import Float32, Int64
 from genius_search.config import SearchConfig, SearchSettings, default_search, routed_by_generator
 from genius_search.errors import UsageError
 from genius_search.index.encode import EncodedQuery, QueryEncoder
+from genius_search.index.hits import HitSettings, make_hits
 from genius_search.index.merge import (
     COMPARABLE_RANK,
     SAME_ITEM_COSINE,
@@ -28,7 +29,7 @@ from genius_search.index.merge import (
     merge_modalities,
 )
 from genius_search.index.moments import ProductSpread
-from genius_search.index.request import Hits, SearchHit, SearchRequest
+from genius_search.index.request import Hits, SearchHit, SearchRequest, Vector
 from genius_search.index.score import (
     RANGE_DEPTH,
     Candidates,
@@ -51,7 +52,6 @@ from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import Allowed, Restriction
 
 if TYPE_CHECKING:
-    from genius_search.index.items import Item
     from genius_search.index.learned import Choices
 
 ROWS_PER_HIT: Final = 4
@@ -153,11 +153,10 @@ class SnapshotSearcher:
         is_calibrated = calibration is not None and calibration.applies_to(self.config)
         self._calibration = calibration if is_calibrated else None
         has_default_scores = score_settings(self.config) == score_settings(defaults)
-        self._least_scores: dict[str, float] = {}
-        if calibration is None and has_default_scores:
-            self._least_scores = manifest.least
-        self._decodes = model.uses_generator(self.config)
-        self._num_levels = model.num_levels
+        has_least = calibration is None and has_default_scores
+        self._hit_settings = HitSettings(
+            model.num_levels, model.uses_generator(self.config), manifest.least if has_least else {}
+        )
         self._encoder = QueryEncoder(model, snapshot, self.config, self._calibration)
 
     @cached_property
@@ -195,6 +194,12 @@ class SnapshotSearcher:
                 hits = interleave([hits, *later_lists], request.k + request.offset)
             all_hits.append(Hits(hits[request.offset :], calibration=calibration))
         return all_hits
+
+    def search_vectors(self, vectors: Iterable[Vector], k: int) -> list[Hits]:
+        """Search for vectors without conditions, as :meth:`search` with a request for each."""
+        queries = self._encoder.encode_vectors(vectors, k)
+        calibration = self.snapshot.manifest.calibration
+        return [Hits(hits, calibration=calibration) for hits in self._find_hits(queries)]
 
     def encode(self, requests: Sequence[SearchRequest]) -> list[EncodedQuery]:
         """Encode requests without alternatives; see :meth:`QueryEncoder.encode`."""
@@ -250,8 +255,9 @@ class SnapshotSearcher:
         elif self._needs_scores(query, ranking):
             candidates = top_k(self._score(query, ranking), query.k)
         else:
-            return self._read_hits(query, ranking)
-        return self._read_hits(query, candidates.ranking, candidates)
+            return make_hits(self.snapshot, self._hit_settings, query, ranking)
+        ranking = candidates.ranking
+        return make_hits(self.snapshot, self._hit_settings, query, ranking, candidates)
 
     def _needs_scores(self, query: EncodedQuery, ranking: Ranking) -> bool:
         """Return whether hits are not simply the ranked items with the scores of the search."""
@@ -342,9 +348,7 @@ class SnapshotSearcher:
         max_rows = num_compared or self.snapshot.num_rows
         while True:
             limited = [
-                query._replace(
-                    beam=self._beam(query, settings), k=min(count * rows_per_hit, max_rows)
-                )
+                self._limit(query, settings, min(count * rows_per_hit, max_rows))
                 for query, count in zip(queries, num_hits, strict=True)
             ]
             rankings = search_segments(
@@ -365,6 +369,13 @@ class SnapshotSearcher:
             if rows_per_hit == max_rows_per_hit or is_enough:
                 return best_rows
             rows_per_hit = min(max_rows_per_hit, ROWS_PER_HIT * rows_per_hit)
+
+    def _limit(self, query: EncodedQuery, settings: SearchSettings, k: int) -> EncodedQuery:
+        """Return a query for ``k`` rows with its beam width; most queries need no copy."""
+        beam = query.beam if settings is self.config else self._beam(query, settings)
+        if query.k == k and query.beam == beam:
+            return query
+        return query._replace(beam=beam, k=k)
 
     def _append(self, ranking: Ranking, wider: Ranking, query: EncodedQuery) -> Ranking:
         """Append the items that only a wider search found, with scores no higher than the last one.
@@ -514,80 +525,6 @@ class SnapshotSearcher:
         vectors = normalize(self.model.ranker.vectors(ids))
         return np.asarray(vectors @ normalize(query.vectors.fused), dtype=np.float32)
 
-    def _read_hits(
-        self, query: EncodedQuery, ranking: Ranking, candidates: Candidates | None = None
-    ) -> list[SearchHit]:
-        """Read the ranked items, and make hits of them.
-
-        Without candidates, hits have the scores of the ranking.
-        """
-        count = len(ranking.items)
-        owner_rows = self.snapshot.owner_rows(ranking.segments, ranking.items)
-        items = self.snapshot.items_at(ranking.segments, owner_rows)
-        segments = [self.snapshot.segments[number] for number in ranking.segments.tolist()]
-        item_rows = ranking.items.tolist()
-        id_rows = ranking.rows.tolist()
-        scores = (ranking if candidates is None else candidates).scores.tolist()
-        probabilities: list[float | None] = [None] * count
-        excesses: list[float | None] = [None] * count
-        if candidates is not None and query.shows_probabilities:
-            probabilities = _with_none(candidates.probabilities, count)
-        if candidates is not None:
-            excesses = _with_none(candidates.excess, count)
-        least_scores = self._least_scores_of(query, candidates, items)
-        hits = []
-        for position, (item, segment) in enumerate(zip(items, segments, strict=True)):
-            passage = None
-            if item_rows[position] != owner_rows[position] and item.text is not None:
-                # Rows of passages follow the rows of all items.
-                number = item_rows[position] - segment.num_items
-                _, start, end = segment.passages[number].tolist()
-                passage = item.text[start:end]
-            decoded: tuple[float, ...] = ()
-            if self._decodes:
-                log_probabilities = ranking.log_probabilities[position]
-                decoded = tuple(log_probabilities[~np.isnan(log_probabilities)].tolist())
-            hits.append(
-                SearchHit(
-                    rank=position + 1,
-                    id=item.id,
-                    score=scores[position],
-                    modality=item.modality,
-                    text=item.text,
-                    image=item.image,
-                    fields=item.fields,
-                    codes=tuple(segment.table.ids[id_rows[position], : self._num_levels].tolist()),
-                    log_probabilities=decoded,
-                    probability=probabilities[position],
-                    passage=passage,
-                    least_score=least_scores[position],
-                    excess=excesses[position],
-                )
-            )
-        return hits
-
-    def _least_scores_of(
-        self, query: EncodedQuery, candidates: Candidates | None, items: Sequence[Item]
-    ) -> list[float | None]:
-        """Return the least score that each hit is compared with, raised as the hit is by words.
-
-        A hit with all words of the query, or with a code, may be good whatever its score, so it has
-        no least score.
-        """
-        if not (query.has_least_scores and self._least_scores):
-            return [None] * len(items)
-        least_scores = [self._least_scores.get(item.modality) for item in items]
-        if candidates is None or candidates.words is None:
-            return least_scores
-        has_words = candidates.words.has_all | candidates.words.has_code
-        raised_by = candidates.scores - candidates.meaning
-        return [
-            None if least is None or excepted else least + raised
-            for least, excepted, raised in zip(
-                least_scores, has_words.tolist(), raised_by.tolist(), strict=True
-            )
-        ]
-
 
 def _widen(settings: SearchSettings) -> SearchSettings:
     """Return settings with :data:`WIDENING_FACTOR` times the beam, candidates and shortlist."""
@@ -607,13 +544,6 @@ def _shares_at(
     return np.array(
         [shares.get(location, 0.0) for location in locations.tolist()], dtype=np.float32
     )
-
-
-def _with_none(column: np.ndarray | None, count: int) -> list[float | None]:
-    """Return a column as a list, with None in place of NaN or of a missing column."""
-    if column is None:
-        return [None] * count
-    return [None if math.isnan(value) else value for value in column.tolist()]
 
 
 def browse(snapshot: Snapshot, request: SearchRequest) -> Hits:

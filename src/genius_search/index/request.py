@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -144,10 +144,8 @@ class SearchRequest:
             ("beam", self.beam, 1),
             ("offset", self.offset, 0),
         ):
-            if number is not None and not minimum <= number <= MAX_HITS:
-                raise UsageError(
-                    f"{name} is {number}, it must be at least {minimum} and at most {MAX_HITS}"
-                )
+            if number is not None:
+                check_range(name, number, minimum)
         if self.combine not in ("sum", "any"):
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
 
@@ -232,6 +230,14 @@ class SearchRequest:
         ]
 
 
+def check_range(name: str, number: int, minimum: int) -> None:
+    """Raise :class:`UsageError` unless a number is between its minimum and :data:`MAX_HITS`."""
+    if not minimum <= number <= MAX_HITS:
+        raise UsageError(
+            f"{name} is {number}, it must be at least {minimum} and at most {MAX_HITS}"
+        )
+
+
 class SearchOptions(TypedDict, total=False):
     """Options of a search: the fields of :class:`SearchRequest` except the text, and ``config``."""
 
@@ -280,9 +286,29 @@ def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     return changed
 
 
+class HitSource(Protocol):
+    """Reads the values of hits that a search has found."""
+
+    def values(self, position: int) -> tuple[Any, ...]:
+        """Return the values of a hit, in the order of the fields of :class:`SearchHit`."""
+
+
+class _Unread:
+    """Where a hit reads its values from: a source, and the position of the hit in it."""
+
+    __slots__ = ("_position", "_source")
+    _position: int
+    _source: HitSource
+
+
 @dataclass(frozen=True, slots=True)
-class SearchHit:
-    """An item in the result of a search."""
+class SearchHit(_Unread):
+    """An item in the result of a search.
+
+    Its values are read when the first one is asked for, from the index as it was when it was
+    searched: later changes of the index do not change its hits. Until then, a hit holds files of
+    the index open. A copy, and a pickled hit, has all values.
+    """
 
     rank: int
     """1 for the best hit."""
@@ -324,6 +350,34 @@ class SearchHit:
     """How far the score stands out among the best of its modality
     (:func:`genius_search.index.score.find_excess`). None if one modality was searched, or the
     modality has too few items for a comparison."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Read the values; called only for a value that has not been read yet."""
+            if name not in _SET_VALUE:
+                raise AttributeError(f"a SearchHit has no {name!r}", name=name, obj=self)
+            values = self._source.values(self._position)
+            for set_value, value in zip(_SET_VALUE.values(), values, strict=True):
+                set_value(self, value)
+            return values[self.__match_args__.index(name)]
+
+
+_SET_VALUE: Final[dict[str, Callable[[SearchHit, Any], None]]] = {
+    name: vars(SearchHit)[name].__set__ for name in SearchHit.__match_args__
+}
+"""Sets a value of a hit, by the name of its field, in the order of the fields."""
+_set_source: Final = vars(_Unread)["_source"].__set__
+_set_position: Final = vars(_Unread)["_position"].__set__
+
+
+def unread_hits(source: HitSource, count: int) -> list[SearchHit]:
+    """Return hits that read their values when the first is asked for."""
+    hits = [SearchHit.__new__(SearchHit) for _ in range(count)]
+    for position, hit in enumerate(hits):
+        _set_source(hit, source)
+        _set_position(hit, position)
+    return hits
 
 
 class Hits(list[SearchHit]):

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -418,9 +419,8 @@ def _has_codes_below(ids: Integer[np.ndarray, "ids columns"], sizes: Sequence[in
     )
 
 
-@contextlib.contextmanager
-def check_files_on_error(snapshot: Snapshot) -> Iterator[None]:
-    """Run a block that reads the index; if it fails, check whether a file is damaged.
+class check_files_on_error:  # noqa: N801  used like a function
+    """A block that reads the index; if it fails, files are checked for damage.
 
     Known damage raises an error at once. When a state is first read, up to
     :data:`MAX_BYTES_CHECKED_FIRST` bytes of its files are compared with their checksums. Wrap only
@@ -432,12 +432,25 @@ def check_files_on_error(snapshot: Snapshot) -> Iterator[None]:
         A file is damaged; the message names it. Or no file has changed, but GENIUS did not write
         it.
     """
-    if snapshot.needs_check:
-        snapshot.check_files(max_bytes=MAX_BYTES_CHECKED_FIRST)
-    try:
-        yield
-    except (ArtifactError, sqlite3.Error, LookupError, ValueError) as error:
-        if isinstance(error, GeniusError) and not isinstance(error, ArtifactError):
-            raise  # an error in the request
+
+    __slots__ = ("_snapshot",)
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def __enter__(self) -> None:
+        if self._snapshot.needs_check:
+            self._snapshot.check_files(max_bytes=MAX_BYTES_CHECKED_FIRST)
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        is_damage = isinstance(error, ArtifactError) or (
+            isinstance(error, sqlite3.Error | LookupError | ValueError)
+            and not isinstance(error, GeniusError)  # an error in the request
+        )
+        if not is_damage:
+            return
+        snapshot = self._snapshot
         snapshot.check_files()
         raise ArtifactMismatch(f"{snapshot.folder} cannot be read ({error}); {REMEDY}") from error

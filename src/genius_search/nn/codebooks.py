@@ -125,6 +125,13 @@ class Codebooks:
         residuals = Residuals(self.weights["residual_weights"], constant[constant.any(axis=1)])
         return Spread(self.weights["usage"], self.weights["spreads"], residuals)
 
+    def fuse_text(self, text: Float32[np.ndarray, " dim"]) -> Float32[np.ndarray, " dim"]:
+        """Return the unit embedding of the unit feature of a text."""
+        if self.config.fusion.kind == "sum":
+            return text
+        [fused] = self.fuse(np.zeros_like(text)[None], text[None])
+        return np.asarray(fused)
+
     def fuse(
         self, image: Float32[np.ndarray, "items dim"], text: Float32[np.ndarray, "items dim"]
     ) -> Float32[np.ndarray, "items dim"]:

@@ -297,6 +297,8 @@ class CompiledSearch:
             self._model.generator = ctypes.addressof(self._generator)
         self._model_address = ctypes.addressof(self._model)
         self._first_codes: dict[frozenset[int], _FirstCodes] = {}
+        self._last_requests: dict[frozenset[int], tuple[tuple[Any, ...], bytes]] = {}
+        """The last request for each set of first codes, and what it depends on."""
 
     def supports(
         self,
@@ -359,9 +361,9 @@ class CompiledSearch:
                 packed = _pack_parts(segments, query.restriction, vectors, evidence)
                 parts_of[id(query.restriction)] = len(parts_of) * len(segments), packed
             first_part, packed = parts_of[id(query.restriction)]
-            request = self._request(query, config, evidence, first_part, packed.num_items)
-            request.compared_bits = bits
-            requests.append(request)
+            requests.append(
+                self._request(query, config, evidence, bits, first_part, packed.num_items)
+            )
         fused = [np.asarray(query.vectors.fused, dtype=np.float32).tobytes() for query in queries]
         compared = fused
         if vectors is not None and bits not in RESIDUAL_BITS:
@@ -382,34 +384,74 @@ class CompiledSearch:
         query: SearchQuery,
         config: SearchSettings,
         evidence: Evidence,
+        bits: int,
         first_part: int,
         num_items: int,
+    ) -> bytes:
+        """Return the request of a query; the last one is cached, since most are alike.
+
+        Parameters
+        ----------
+        bits
+            Bits per number of the stored embeddings.
+        num_items
+            Maximum number of hits that the library has memory for.
+        """
+        key = (
+            config,
+            query.level0,
+            query.k,
+            query.beam or config.beam,
+            num_items,
+            first_part,
+            bits,
+            evidence.is_raw,
+            evidence.fade_width,
+        )
+        last = self._last_requests.get(query.level0)  # another thread may replace it
+        if last is None or last[0] != key:
+            last = key, bytes(self._pack_request(*key))
+            self._last_requests[query.level0] = last
+        return last[1]
+
+    def _pack_request(
+        self,
+        config: SearchSettings,
+        level0: frozenset[int],
+        num_hits: int,
+        width: int,
+        num_items: int,
+        first_part: int,
+        bits: int,
+        is_raw: bool,  # noqa: FBT001  called by position
+        fade_width: float,
     ) -> _Request:
-        """Return the request of a query; the library has memory for at most ``num_items`` hits."""
-        first_codes = self._first_codes.get(query.level0)
+        """Return the structure of a request; see :meth:`_request`."""
+        first_codes = self._first_codes.get(level0)
         if first_codes is None:
-            spread = self._spread.target_spread(query.level0)
-            first_codes = _FirstCodes(spread, _code_bits(query.level0))
-            self._first_codes[query.level0] = first_codes
+            spread = self._spread.target_spread(level0)
+            first_codes = _FirstCodes(spread, _code_bits(level0))
+            self._first_codes[level0] = first_codes
         density_step = config.density_weight / DENSITY_STEPS
         request = _Request(
             first_part=first_part,
-            width=query.beam or config.beam,
+            width=width,
             candidates=config.candidates,
+            compared_bits=bits,
             level0=first_codes.bits,
             half_norm_step=1 / HALF_NORM_STEPS,
             usage=first_codes.spread.usage.ctypes.data,
             reference=first_codes.spread.deviation,
-            fade_width=evidence.fade_width,
+            fade_width=fade_width,
         )
         if config.rerank == "embeddings":
             # A shortlist is chosen without densities, and those of raw features are not stored.
-            shortlist = config.shortlist and max(query.k, config.shortlist)
+            shortlist = config.shortlist and max(num_hits, config.shortlist)
             request.k = min(shortlist, num_items)
-            request.compared_k = min(query.k, num_items)
-            request.compared_density_step = 0.0 if evidence.is_raw else density_step
+            request.compared_k = min(num_hits, num_items)
+            request.compared_density_step = 0.0 if is_raw else density_step
         else:
-            request.k = min(query.k, num_items)
+            request.k = min(num_hits, num_items)
             request.density_step = density_step
         return request
 
@@ -584,25 +626,18 @@ def _pack_table(table: IdTable) -> _PackedTable:
 def _read_rankings(work: _Work, num_queries: int, num_levels: int) -> list[Ranking]:
     """Copy the hits of queries out of the memory of their search."""
     results = ctypes.string_at(work.results, num_queries * RESULT_BYTES)
-    counts = np.frombuffer(results, np.int64).reshape(-1, 2)
-    num_hits = int(counts[:, 0].sum())
-    all_hits = np.frombuffer(ctypes.string_at(work.hits, num_hits * HIT_TYPE.itemsize), HIT_TYPE)
+    counts = memoryview(results).cast("q").tolist()  # hits and touched items, query by query
+    num_hits = sum(counts[::2])
+    hits = np.frombuffer(ctypes.string_at(work.hits, num_hits * HIT_TYPE.itemsize), HIT_TYPE)
     decoded = np.frombuffer(ctypes.string_at(work.decoded, num_hits * num_levels * 4), np.float32)
-    decoded = decoded.reshape(num_hits, num_levels)
+    columns = [hits[name] for name in ("segment", "item", "row", "score", "beam")]
+    columns.append(decoded.reshape(num_hits, num_levels))
+    if num_queries == 1:
+        return [Ranking._make([*columns, counts[1]])]
     rankings = []
     start = 0
-    for count, touched in counts.tolist():
-        hits = all_hits[start : start + count]
-        rankings.append(
-            Ranking(
-                segments=hits["segment"],
-                items=hits["item"],
-                rows=hits["row"],
-                scores=hits["score"],
-                beams=hits["beam"],
-                log_probabilities=decoded[start : start + count],
-                touched=touched,
-            )
-        )
+    for count, touched in zip(counts[::2], counts[1::2], strict=True):
+        rows = slice(start, start + count)
+        rankings.append(Ranking._make([*[column[rows] for column in columns], touched]))
         start += count
     return rankings

@@ -1,0 +1,161 @@
+"""The values of hits, which are read when they are first asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from genius_search.index.encode import EncodedQuery
+from genius_search.index.items import Item
+from genius_search.index.request import SearchHit, unread_hits
+from genius_search.index.score import Candidates
+from genius_search.index.snapshot import Snapshot, check_files_on_error
+from genius_search.search.rank import Ranking
+
+
+class HitSettings(NamedTuple):
+    """Settings that the values of hits depend on."""
+
+    num_levels: int
+    """Number of semantic codes in an ID."""
+    decodes: bool
+    """Whether a generator computed log-probabilities."""
+    least_scores: dict[str, float]
+    """Least scores of good first hits, by modality; empty if hits have none."""
+
+
+class HitReader:
+    """Reads the values of one query's hits: a :class:`genius_search.index.request.HitSource`.
+
+    The values of all hits are read together, when the first one is asked for. Until then the reader
+    holds the snapshot that was searched, whose files stay readable.
+
+    Parameters
+    ----------
+    candidates
+        The ranked items with raised scores. Without them, hits have the scores of the ranking.
+    """
+
+    __slots__ = ("_source", "_values")
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        settings: HitSettings,
+        query: EncodedQuery,
+        ranking: Ranking,
+        candidates: Candidates | None = None,
+    ) -> None:
+        self._source: tuple[Any, ...] | None = (snapshot, settings, query, ranking, candidates)
+        self._values: list[tuple[Any, ...]] = []
+
+    def values(self, position: int) -> tuple[Any, ...]:
+        """Return the values of a hit, in the order of the fields of :class:`SearchHit`."""
+        source = self._source  # another thread may read the values, too
+        if source is not None:
+            with check_files_on_error(source[0]):
+                self._values = _read_values(*source)
+            self._source = None
+        return self._values[position]
+
+
+def make_hits(
+    snapshot: Snapshot,
+    settings: HitSettings,
+    query: EncodedQuery,
+    ranking: Ranking,
+    candidates: Candidates | None = None,
+) -> list[SearchHit]:
+    """Return hits of ranked items; see :class:`HitReader`."""
+    reader = HitReader(snapshot, settings, query, ranking, candidates)
+    return unread_hits(reader, len(ranking.items))
+
+
+def _read_values(
+    snapshot: Snapshot,
+    settings: HitSettings,
+    query: EncodedQuery,
+    ranking: Ranking,
+    candidates: Candidates | None,
+) -> list[tuple[Any, ...]]:
+    """Return the values of hits, in the order of the fields of :class:`SearchHit`."""
+    count = len(ranking.items)
+    owner_rows = snapshot.owner_rows(ranking.segments, ranking.items)
+    items = snapshot.items_at(ranking.segments, owner_rows)
+    segments = [snapshot.segments[number] for number in ranking.segments.tolist()]
+    item_rows = ranking.items.tolist()
+    id_rows = ranking.rows.tolist()
+    scores = (ranking if candidates is None else candidates).scores.tolist()
+    probabilities: list[float | None] = [None] * count
+    excesses: list[float | None] = [None] * count
+    if candidates is not None and query.shows_probabilities:
+        probabilities = _with_none(candidates.probabilities, count)
+    if candidates is not None:
+        excesses = _with_none(candidates.excess, count)
+    least_scores = _least_scores_of(settings.least_scores, query, candidates, items)
+    values = []
+    for position, (item, segment) in enumerate(zip(items, segments, strict=True)):
+        passage = None
+        if item_rows[position] != owner_rows[position] and item.text is not None:
+            # Rows of passages follow the rows of all items.
+            number = item_rows[position] - segment.num_items
+            _, start, end = segment.passages[number].tolist()
+            passage = item.text[start:end]
+        decoded: tuple[float, ...] = ()
+        if settings.decodes:
+            log_probabilities = ranking.log_probabilities[position]
+            decoded = tuple(log_probabilities[~np.isnan(log_probabilities)].tolist())
+        values.append(
+            (
+                position + 1,
+                item.id,
+                scores[position],
+                item.modality,
+                item.text,
+                item.image,
+                item.fields,
+                tuple(segment.table.ids[id_rows[position], : settings.num_levels].tolist()),
+                decoded,
+                probabilities[position],
+                passage,
+                least_scores[position],
+                excesses[position],
+            )
+        )
+    return values
+
+
+def _least_scores_of(
+    by_modality: dict[str, float],
+    query: EncodedQuery,
+    candidates: Candidates | None,
+    items: Sequence[Item],
+) -> list[float | None]:
+    """Return the least score that each hit is compared with, raised as the hit is by words.
+
+    A hit with all words of the query, or with a code, may be good whatever its score, so it has no
+    least score.
+    """
+    if not (query.has_least_scores and by_modality):
+        return [None] * len(items)
+    least_scores = [by_modality.get(item.modality) for item in items]
+    if candidates is None or candidates.words is None:
+        return least_scores
+    has_words = candidates.words.has_all | candidates.words.has_code
+    raised_by = candidates.scores - candidates.meaning
+    return [
+        None if least is None or excepted else least + raised
+        for least, excepted, raised in zip(
+            least_scores, has_words.tolist(), raised_by.tolist(), strict=True
+        )
+    ]
+
+
+def _with_none(column: np.ndarray | None, count: int) -> list[float | None]:
+    """Return a column as a list, with None in place of NaN or of a missing column."""
+    if column is None:
+        return [None] * count
+    return [None if math.isnan(value) else value for value in column.tolist()]
