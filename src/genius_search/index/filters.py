@@ -63,8 +63,8 @@ CONDITION_GRAMMAR: Final = (
     "!~ (does not contain) in, "
     "for example: price<20, price=5..20, taken>=2024-05, brand=acme, 'colour in red,blue', "
     "title~umbrella, 'price is missing', "
-    'size.width>=30, \'"unit price"="a, b"\'; give several conditions one by one '
-    "(--where for each, or a list)"
+    'size.width>=30, \'"unit price"="a, b"\'; several conditions are joined by "and", or given '
+    "one by one (--where for each, or a list)"
 )
 """The grammar as error messages state it."""
 MAX_CONDITION_CHARACTERS: Final = 1_000_000
@@ -91,6 +91,7 @@ _NEGATIONS: Final = ("!=", "!~")
 
 # The grammar of a typed condition, in EBNF, with an example of each rule:
 #
+#   conditions = condition {"and" condition}   price<20 and brand=acme
 #   condition = field operator value           price<20
 #             | field "in" list                colour in red, "light blue"
 #             | field "is" ["not"] missing     price is not missing
@@ -120,11 +121,17 @@ _CONDITION: Final = re.compile(
 # Both patterns have three groups: a quoted value, an unquoted value, and the separator after it.
 _VALUE: Final = re.compile(rf"(?:({_QUOTED})\s*+|([^\"'].*+))($)", re.DOTALL)
 _ELEMENT: Final = re.compile(rf"\s*+(?:({_QUOTED})\s*+|([^\"',][^,]*+))(,|$)", re.DOTALL)
+_AND: Final = re.compile(
+    rf"{_QUOTED}|(?<=\s)and\s++"
+    rf"(?={_FIELD.pattern}\s*+(?:[=<>~]|!=|!~|(?:in|is)(?=[\s\"'])))",
+    re.IGNORECASE,
+)
+"""A quoted text, or the "and" before another condition, which no value contains unquoted."""
 _BRACKETS: Final = re.compile(r"^[(\[](.*)[)\]]$", re.DOTALL)
 _SHORT_NUMBER: Final = re.compile(r"-?\.[0-9]+")
 """A number without a digit before its point, such as .5."""
 _JOINED: Final = re.compile(r"[=<>~]|&&|\|\||\b(?:and|or) \S++ (?:is|in)\b", re.IGNORECASE)
-"""A sign that an unquoted value contains another condition, as in ``price<20 and year=2020``."""
+"""A sign that an unquoted value contains another condition, as in ``price<20 or year=2020``."""
 _SEPARATED: Final = re.compile(r"[-+]?[0-9][0-9.]*+[,'][0-9][0-9.,']*+")
 """A number with thousands separators or a decimal comma, such as 1,234 or 2,5."""
 
@@ -257,7 +264,7 @@ class Filter:
 
         A mapping contains for each field a value, a list of values of which one must match, or a
         mapping from operators to values. Values keep their types; None means that the field is
-        missing. In strings, unquoted values that look like numbers, true, false or null are parsed
+        missing. A string may join conditions, as in ``price<20 and brand=acme``. In strings, unquoted values that look like numbers, true, false or null are parsed
         as such. Texts that are dates or times in ISO 8601 are compared as times. A time without a
         zone counts as UTC, and a year, month or day as the whole period.
 
@@ -272,7 +279,8 @@ class Filter:
                 field = as_id(name, "the name of a field")
                 conditions += _parse_comparisons(field, comparisons)
         else:
-            conditions += map(_parse_condition, _require_texts(where))
+            for text in _require_texts(where):
+                conditions += map(_parse_condition, _split_at_and(text))
         return Filter(tuple(conditions), match)
 
 
@@ -289,6 +297,20 @@ def _require_texts(where: Iterable[object]) -> list[str]:
             f"the conditions have {length:,} characters; give at most {MAX_CONDITION_CHARACTERS:,}"
         )
     return texts
+
+
+def _split_at_and(text: str) -> list[str]:
+    """Return the conditions of a text.
+
+    >>> _split_at_and("title~salt and pepper and price<20")
+    ['title~salt and pepper ', 'price<20']
+    """
+    conditions, start = [], 0
+    for match in _AND.finditer(text):
+        if match[0][0] not in "\"'":
+            conditions.append(text[start : match.start()])
+            start = match.end()
+    return [*conditions, text[start:]]
 
 
 def _parse_condition(text: str) -> Condition:
@@ -353,9 +375,9 @@ def _parse_unquoted(shown: str, field: str, operator: Operator, text: str) -> Ty
     """Parse an unquoted value; refuse joined conditions and numbers in other notations."""
     if _JOINED.search(text):
         raise UsageError(
-            f"condition {shown!r}: {_shorten(text)!r} is not one value; give each "
-            "condition by itself, --where 'price<20' --where year=2020 or "
-            "['price<20', 'year=2020'], and put a value that has = < > ~ in quotes"
+            f"condition {shown!r}: {_shorten(text)!r} is not one value; join conditions by and, "
+            "'price<20 and year=2020', or give each by itself, --where 'price<20' --where "
+            "year=2020; put a value that has = < > ~ in quotes"
         )
     spans = _spans_of_unquoted(shown, text)
     is_text = isinstance(spans[0].low, str)

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from genius_search.index.info import CheckReport, IndexInfo
     from genius_search.index.items import Item
     from genius_search.index.learned import Choices
+    from genius_search.index.listing import Page
     from genius_search.index.pool import Pool, PoolSource
     from genius_search.index.request import Picture
     from genius_search.index.update import Updated, UpdatedFields, UpdatedText
@@ -158,6 +159,70 @@ class Index:
         """Return an item by its id; raise :class:`UnknownItem` if it is not in the index."""
         snapshot = self._snapshot
         return snapshot.item_at(snapshot.locate(item_id))
+
+    def get_vectors(self, item_ids: str | int | Iterable[str | int]) -> np.ndarray:
+        """Return the stored embeddings of items, of shape (items, dim), each of length 1.
+
+        With fewer than 16 bits per number, they approximate the vectors that were added.
+
+        >>> index.get_vectors(["a", "b"]) @ index.get_vectors("c")[0]  # cosines  # doctest: +SKIP
+
+        Raises
+        ------
+        UnknownItem
+            An item is not in the index.
+        UsageError
+            The index stores no embeddings.
+        """
+        from genius_search.index.listing import stored_vectors
+
+        model, snapshot = self._current_state()
+        return stored_vectors(snapshot, model, as_id_list(item_ids))
+
+    def count(
+        self,
+        where: Filter | Sequence[str] | Mapping[str, object] = (),
+        *,
+        match: str | None = None,
+        modality: Modality | ModalityName | None = None,
+    ) -> int:
+        """Return the number of items that meet conditions, as in :meth:`search`.
+
+        >>> index.count("price<10 and brand=acme")  # doctest: +SKIP
+        """
+        from genius_search.index.listing import as_filter, count_items
+
+        return count_items(self._snapshot, as_filter(where, match, modality))
+
+    def scroll(
+        self,
+        cursor: str | None = None,
+        *,
+        limit: int = 1000,
+        where: Filter | Sequence[str] | Mapping[str, object] = (),
+        match: str | None = None,
+        modality: Modality | ModalityName | None = None,
+    ) -> Page:
+        """Return a page of all items, or of those that meet conditions, in the order of their ids.
+
+        Items may be added, updated and deleted between pages: each item that exists from the first
+        page to the last is returned exactly once.
+
+        >>> page = index.scroll()  # doctest: +SKIP
+        >>> page = index.scroll(page.cursor)  # until the cursor is None  # doctest: +SKIP
+
+        Parameters
+        ----------
+        cursor
+            :attr:`Page.cursor` of the page before. Default: the first page.
+        limit
+            Maximum number of items.
+        where, match, modality
+            Conditions as in :meth:`search`.
+        """
+        from genius_search.index.listing import as_filter, list_page
+
+        return list_page(self._snapshot, as_filter(where, match, modality), cursor, limit)
 
     @staticmethod
     def create(
@@ -585,14 +650,41 @@ class Index:
             return done
 
     def delete(
-        self, item_ids: str | int | Iterable[str | int], *, wait_seconds: float = 0.0
+        self,
+        item_ids: str | int | Iterable[str | int] | None = None,
+        *,
+        where: Filter | Sequence[str] | Mapping[str, object] = (),
+        match: str | None = None,
+        modality: Modality | ModalityName | None = None,
+        wait_seconds: float = 0.0,
     ) -> Deleted:
-        """Delete one or several items; the result lists ids that are not in the index."""
-        from genius_search.index.build import ChangeSummary
+        """Delete one or several items, or all items that meet conditions.
 
-        ids = as_id_list(item_ids)
+        The result has the number of deleted items, and lists ids that are not in the index.
+
+        >>> index.delete(where="price<10 and brand=acme").deleted  # doctest: +SKIP
+
+        Parameters
+        ----------
+        where, match, modality
+            Conditions as in :meth:`search`, instead of ids.
+
+        Raises
+        ------
+        UsageError
+            There are neither ids nor conditions, or both.
+        """
+        from genius_search.index.build import ChangeSummary
+        from genius_search.index.listing import as_delete_filter
+        from genius_search.index.writer import Deleted
+
+        conditions = as_delete_filter(where, match, modality, has_ids=item_ids is not None)
+        ids = [] if item_ids is None else as_id_list(item_ids)
         with self._open_writer(wait_seconds) as writer:
-            done = writer.delete(ids)
+            if conditions is None:
+                done = writer.delete(ids)
+            else:
+                done = Deleted(writer.delete_where(conditions), [])
             self._last_change = ChangeSummary(deleted=done.deleted)
             return done
 

@@ -297,6 +297,14 @@ class ItemStore:
         )
         return self._query(query, [json.dumps(ids)])
 
+    def ids_after(self, item_id: str, count: int) -> list[tuple[str, int]]:
+        """Return the first ids after an id in the order of their characters, with their rows."""
+        query = (
+            "SELECT CAST(item_id AS TEXT), row FROM items WHERE item_id > ? "
+            "ORDER BY item_id LIMIT ?"
+        )
+        return self._query(query, [item_id, count])
+
     def images_with_prefix(self, rows: Sequence[int], prefix: str) -> set[str]:
         """Return the paths of pictures in the given rows that begin with a prefix."""
         query = (

@@ -39,6 +39,7 @@ from genius_search.artifact import FileFact, check_files, file_fingerprint, fing
 from genius_search.data.values import Value, table_values
 from genius_search.errors import ArtifactMissing, BadData, GeniusError, UsageError
 from genius_search.forks import free_in_children, iterate_unlocked, yield_to_fork
+from genius_search.index.filters import Filter
 from genius_search.index.items import (
     CREATE_FIELD_NAMES,
     CREATE_FIELDS,
@@ -51,6 +52,7 @@ from genius_search.index.items import (
     Item,
     spell_path,
 )
+from genius_search.index.listing import item_masks
 from genius_search.index.snapshot import Location, Snapshot
 from genius_search.index.store import (
     CODE_COSINE,
@@ -765,6 +767,21 @@ class Writer:
                 snapshot, num_kept=len(snapshot.segments), deleted_rows=deleted_rows
             )
         return Deleted(len(deleted_ids), [item_id for item_id in ids if item_id not in deleted_ids])
+
+    def delete_where(self, conditions: Filter) -> int:
+        """Delete the items that conditions allow, and return their number."""
+        snapshot = self.snapshot
+        masks = item_masks(snapshot, conditions)
+        deleted_rows = {
+            segment.name: np.flatnonzero(mask)
+            for segment, mask in zip(snapshot.segments, masks, strict=True)
+        }
+        count = sum(map(len, deleted_rows.values()))
+        if count:
+            self._commit_change(
+                snapshot, num_kept=len(snapshot.segments), deleted_rows=deleted_rows
+            )
+        return count
 
     def compact(self, min_deleted: float = MIN_DELETED_SHARE) -> None:
         """Free the space of deleted items if they are many, in time proportional to their number.

@@ -147,12 +147,12 @@ def test_times_may_be_spelled_as_by_exif_and_other_programs(tmp_path):
     ("said", "conditions"),
     [
         (
-            "is not one value; give each condition by itself",
-            ["price<20 and year=2020", "a=b && c=d", "price=>20"],
+            "is not one value; join conditions by and",
+            ["price<20 or year=2020", "a=b && c=d", "price=>20"],
         ),
         (
-            "is not one value; give each condition by itself",
-            ["a=b or c is missing", "a=b and c in d,e"],
+            "is not one value; join conditions by and",
+            ["a=b or c is missing", "a=b or c in d,e"],
         ),
         (
             "is neither a number .* nor a date",
@@ -168,6 +168,19 @@ def test_what_is_written_otherwise_is_refused_with_the_right_form(said, conditio
     for where in conditions:
         with pytest.raises(UsageError, match=said):
             Filter.parse([where])
+
+
+@pytest.mark.parametrize(
+    ("joined", "conditions"),
+    [
+        ("price<20 and year=2020", ["price<20", "year=2020"]),
+        ("a in b, c AND d is missing and e~f", ["a in b, c", "d is missing", "e~f"]),
+        ("title~salt and pepper and price<20", ["title~salt and pepper", "price<20"]),
+        ('title="this and b=c" and "unit price">3', ['title="this and b=c"', '"unit price">3']),
+    ],
+)
+def test_and_joins_conditions(joined, conditions):
+    assert Filter.parse(joined) == Filter.parse(conditions)
 
 
 def test_reading_conditions_takes_linear_time():
