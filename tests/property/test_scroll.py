@@ -43,12 +43,12 @@ def test_each_item_that_exists_throughout_comes_exactly_once(template, limit, ro
             cursor = page.cursor
             if cursor is None:
                 break
-            for kind, name in next(remaining, []):
-                if kind == "add":
+            for change, name in next(remaining, []):
+                if change == "add":
                     index.add_vectors(np.ones((1, 4)), ids=[name])
-                elif kind == "update":
+                elif change == "update":
                     index.update(name, fields={"changes": len(listed)})
-                elif kind == "delete":
+                elif change == "delete":
                     index.delete(name)
                     throughout.discard(name)
                 else:

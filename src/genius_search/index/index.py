@@ -203,7 +203,7 @@ class Index:
         match: str | None = None,
         modality: Modality | ModalityName | None = None,
     ) -> Page:
-        """Return a page of all items, or of those that meet conditions, in the order of their ids.
+        """Return a page of the items that meet conditions, or of all items, ordered by id.
 
         Items may be added, updated and deleted between pages: each item that exists from the first
         page to the last is returned exactly once.
