@@ -21,13 +21,16 @@ _OVER: Final = 4
 """Supersampling of patterns and frames: drawn this much larger and averaged down."""
 _GLYPH_OVER: Final = 2
 """Supersampling of glyphs, whose edges the font renderer has smoothed already."""
-_SIZES: Final = (35.0, 41.0, 47.0)
+_SIZES: Final = (39.0, 43.0, 47.0)
 """Longer side of the glyph's ink, in pixels; nearly square glyphs get less, so that they fit rotated."""
 _ANGLES: Final = (-20, -10, 0, 10, 20)
 SHIFT: Final = 3
 """Largest displacement from the centre, in pixels."""
 _RIM: Final = 2.2
 """Width of the rim of an outlined shape, in pixels."""
+_EDGE: Final = 1.0
+"""Width of the edge of a patterned shape, in pixels. The pale parts of a pattern resemble pale
+backgrounds: without an edge, a checkered disc looks like a checkered hexagon."""
 _STROKE: Final = 4.6
 """Strokes thinner than this are thickened, so that fills can be seen in them."""
 NUM_LOOKS: Final = len(_SIZES) * len(_ANGLES)
@@ -44,6 +47,7 @@ class Pose(NamedTuple):
 
 class _Masks(NamedTuple):
     body: Float32[ndarray, "pixels pixels 1"]
+    edge: Float32[ndarray, "pixels pixels 1"]
     rim: Float32[ndarray, "pixels pixels 1"]
 
 
@@ -63,11 +67,10 @@ def draw(product: Product, pose: Pose) -> UInt8[ndarray, "pixels pixels 3"]:
     down, right = SHIFT - pose.down, SHIFT - pose.right
     place = slice(down, down + PIXELS), slice(right, right + PIXELS)
     canvas = _canvas(product.background, product.frame)
-    if VALUES["fill"][product.fill] == "outlined":
-        first, second = _pair(product.colour)
-        paint, alpha = first + (second - first) * masks.body[place], masks.rim[place]
-    else:
-        paint, alpha = _paint(product.colour, product.fill), masks.body[place]
+    first, second = _pair(product.colour)
+    fill = VALUES["fill"][product.fill]
+    alpha = {"outlined": masks.rim, "solid": masks.body}.get(fill, masks.edge)[place]
+    paint = first + (second - first) * _pattern(fill) * masks.body[place]
     picture: UInt8[ndarray, "pixels pixels 3"] = (canvas + (paint - canvas) * alpha + 0.5).astype(
         np.uint8
     )
@@ -87,7 +90,7 @@ def _masks(shape: int, look: int) -> _Masks:
     stroke = _extra_stroke(glyph)
     font = _font_for(glyph, size - 2 * stroke)
     return _Masks(
-        _ink(glyph, font, angle, stroke=stroke), _ink(glyph, font, angle, stroke=stroke + _RIM)
+        *(_ink(glyph, font, angle, stroke=stroke + width) for width in (0.0, _EDGE, _RIM))
     )
 
 
@@ -135,14 +138,6 @@ def _pair(colour: int) -> tuple[Float32[ndarray, 3], Float32[ndarray, 3]]:
 
 
 @cache
-def _paint(colour: int, fill: int) -> Float32[ndarray, "pixels pixels 3"]:
-    first, second = _pair(colour)
-    paint: Float32[ndarray, "pixels pixels 3"] = first + (second - first) * _pattern(
-        VALUES["fill"][fill]
-    )
-    return paint
-
-
 def _pattern(fill: str) -> Float32[ndarray, "pixels pixels 1"]:
     """Return where a fill shows the pale colour, from 0 to 1."""
     side = PIXELS * _OVER
@@ -157,6 +152,8 @@ def _pattern(fill: str) -> Float32[ndarray, "pixels pixels 1"]:
             pale = (x // 5 + y // 5) % 2 == 0
         case "two-tone":
             pale = x >= PIXELS / 2
+        case "outlined":
+            pale = np.ones_like(x, dtype=bool)
         case _:
             pale = np.zeros_like(x, dtype=bool)
     cells = pale.reshape(PIXELS, _OVER, PIXELS, _OVER).mean(axis=(1, 3))
