@@ -25,6 +25,7 @@ def test_a_disc_has_an_edge_in_its_colour_whatever_its_fill(fill):
     angle = np.degrees(np.arctan2(y - centre[0], x - centre[1])) % 360
     is_rim = np.abs(np.hypot(y - centre[0], x - centre[1]) - radius) < 2.5
     darkest = [
-        picture[is_rim & (angle >= start) & (angle < start + 10)].min() for start in range(0, 360, 10)
+        picture[is_rim & (angle >= start) & (angle < start + 10)].min()
+        for start in range(0, 360, 10)
     ]
     assert max(darkest) < 150
