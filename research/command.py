@@ -17,8 +17,10 @@ INTERRUPTED = 130
 
 def limit_threads() -> None:
     """Keep libraries to one thread; they read this when they are imported."""
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = "1"
+    for name in ("OMP", "OPENBLAS", "MKL", "RAYON"):
+        os.environ[f"{name}_NUM_THREADS"] = "1"
+    os.environ["TOKIO_WORKER_THREADS"] = "1"
+    os.environ["LANCE_CPU_THREADS"] = "2"  # with one, building an index of LanceDB never ends
 
 
 def run(kind: Any, name: str, arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ MIN_WIDTH = 120
 
 @command
 class Search:
-    """Measure search beside faiss, hnswlib, rabitqlib, scann and usearch, where they are installed.
+    """Measure search beside nine other packages (--packages names them), where they are installed.
 
     By effort: the share of exact search's ten, recall, and the time of a query alone, as a table and as two
     figures, by time and by bytes. Then searches with conditions; and what it costs to create, add, delete and
@@ -56,6 +56,10 @@ class Search:
     rivals: bool = True
     """Build and measure rivals."""
 
+    packages: tuple[str, ...] = ()
+    """Measure only these: faiss-cpu, hnswlib, lancedb, rabitqlib, scalable-vs, scann, turbovec,
+    usearch, zvec. Left out: all that are installed."""
+
     def run(self) -> None:
         """Build, measure, write, draw and print."""
         limit_threads()
@@ -76,7 +80,12 @@ class Search:
             )
             given, distances = invent(given, self.invent) if self.invent else (given, [])
             rows = bench_search(
-                given, self.out, timed=self.timed, rivals=self.rivals, progress=progress
+                given,
+                self.out,
+                timed=self.timed,
+                rivals=self.rivals,
+                packages=self.packages,
+                progress=progress,
             )
         rows |= {"distances": distances} if distances else {}
         for table in write(rows, self.out, self.pictures or self.out, about(sys.argv[1:])):

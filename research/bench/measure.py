@@ -24,6 +24,10 @@ WARM: Final = 10
 """Calls at the start of a turn that do not count: in use, a method finds its own tables in the caches."""
 
 
+READ_BYTES: Final = 2**30
+"""Read to measure a bandwidth; several times what the last cache holds for one core."""
+
+
 def use_one_thread() -> None:
     """Compute with one thread from now on, in the whole process."""
     torch.set_num_threads(1)
@@ -43,6 +47,22 @@ def time_queries(methods: Mapping[str, Search], queries: Queries, number: int) -
                 search(query)
                 times[name].append((time.process_time_ns() - began) / 1e6)
     return {name: float(np.median(found)) for name, found in times.items()}
+
+
+def read_bandwidth(num_bytes: float) -> float:
+    """Return how many bytes a second one thread reads from so much memory, at best.
+
+    The buffer is read over and over: a small one is read from the caches, one of many times
+    their size from memory.
+    """
+    buffer = np.ones(max(1, round(num_bytes / 4)), dtype=np.float32)
+    rounds = max(5, round(READ_BYTES / buffer.nbytes))
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        np.dot(buffer, buffer)
+        times.append(time.perf_counter() - began)
+    return buffer.nbytes / min(times)
 
 
 def about(words: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Other searches of vectors: faiss, hnswlib, rabitqlib, scann and usearch, where they are installed."""
+"""Other searches of vectors: faiss, hnswlib, rabitqlib, scann and usearch, where they are installed.
+
+:mod:`research.bench.engines` has four more.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import faiss
 import numpy as np
@@ -37,9 +40,10 @@ CENTROIDS: Final = 16
 """Of rabitqlib's graph, as its examples have."""
 RERANKED: Final = 200
 """Items that scann compares with 8 bits a number."""
-PACKAGES: Final = {name: name for name in ("hnswlib", "rabitqlib", "scann", "usearch")} | {
-    "faiss": "faiss-cpu"
-}
+PACKAGES: Final = {
+    name: name
+    for name in ("hnswlib", "lancedb", "rabitqlib", "scann", "turbovec", "usearch", "zvec")
+} | {"faiss": "faiss-cpu", "svs": "scalable-vs"}
 """The module and the package of each rival."""
 
 
@@ -50,7 +54,8 @@ class Rival:
     name: str
     find: Callable[[Vectors, int], Found]
     """Searches with an effort."""
-    has_lists: bool = False
+    effort_unit: Literal["lists", "nodes"] | None = "nodes"
+    """What an effort counts: lists searched, or nodes of a graph in view; None if there is only one effort."""
     item_bytes: float
     """Bytes that grow with the pool, for each item: what it writes without centroids, its number included."""
     build_seconds: float
@@ -123,7 +128,7 @@ def faiss_rival(factory: str, vectors: Vectors, file: Path) -> Rival:
     return Rival(
         name=f"faiss {factory}",
         find=find,
-        has_lists=has_lists,
+        effort_unit="lists" if has_lists else "nodes",
         item_bytes=float(stored.code_size + NUMBER_BYTES * has_lists + graph_bytes),
         build_seconds=seconds,
     )
@@ -210,7 +215,7 @@ def scann_rival(vectors: Vectors, file: Path) -> Rival:
     return Rival(
         name="scann",
         find=find,
-        has_lists=True,
+        effort_unit="lists",
         item_bytes=dim / 4 + dim + NUMBER_BYTES / 2,
         build_seconds=seconds,
     )
@@ -250,7 +255,7 @@ def rabitq_rival(kind: str, bits: int, links: int, vectors: Vectors, file: Path)
     return Rival(
         name=name,
         find=find,
-        has_lists=has_lists,
+        effort_unit="lists" if has_lists else "nodes",
         item_bytes=file.stat().st_size / count - 4 * lists * dim / count,
         build_seconds=seconds,
     )
@@ -269,8 +274,8 @@ def describe_packages() -> str:
     return f"Rivals: {versions}; not installed: {', '.join(absent) or 'none'}."
 
 
-def builders(vectors: Vectors, folder: Path) -> list[Callable[[], Rival]]:
-    """Return what builds the rivals, or reads those that were built in ``folder`` before."""
+def builders(vectors: Vectors, folder: Path) -> list[tuple[str, Callable[[], Rival]]]:
+    """Return each rival's module and the function that builds it, or reads what ``folder`` has of it."""
     lists, dim = num_lists(len(vectors)), vectors.shape[1]
     links = LINKS if len(vectors) < MANY_ITEMS else LINKS // 2
     names = [f"IVF{lists},{code}" for code in (f"PQ{dim // 2}x4fs", "RaBitQ", "RaBitQ4")]
@@ -284,4 +289,7 @@ def builders(vectors: Vectors, folder: Path) -> list[Callable[[], Rival]]:
     found |= {"scann": scann_rival} if is_installed("scann") else {}
     for name, build in (("hnswlib", hnswlib_rival), ("usearch", usearch_rival)):
         found |= {name: partial(build, links)} if is_installed(name) else {}
-    return [partial(build, vectors=vectors, file=folder / name) for name, build in found.items()]
+    return [
+        (name.partition("-")[0], partial(build, vectors=vectors, file=folder / name))
+        for name, build in found.items()
+    ]

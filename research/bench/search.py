@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
@@ -34,6 +35,7 @@ from genius_search.progress import Progress
 from genius_search.search.vectors import EmbeddingBits, stored_width
 from genius_search.writing import write_file, write_json
 from research.bench.costs import cost_of_changes, cost_of_creating
+from research.bench.engines import engine_builders, try_engine
 from research.bench.given import (
     Found,
     Given,
@@ -44,8 +46,8 @@ from research.bench.given import (
     search_all,
     share_found,
 )
-from research.bench.measure import time_queries
-from research.bench.rivals import Rival, builders, describe_packages
+from research.bench.measure import READ_BYTES, read_bandwidth, time_queries
+from research.bench.rivals import PACKAGES, Rival, Vectors, builders, describe_packages
 from research.figures import COLOURS, GRID, INK, new_figure
 from research.table import Table
 
@@ -66,7 +68,11 @@ SCALE_BYTES: Final = 3
 """Of a stored embedding: its scale and its density."""
 OURS: Final = "GENIUS"
 EXACT: Final = "exact"
-LIBRARIES: Final = (OURS, "rabitqlib", "faiss", "hnswlib", "usearch", "scann")
+LIBRARIES: Final = (
+    *(OURS, "rabitqlib", "faiss", "hnswlib", "usearch", "scann"),
+    *("turbovec", "scalable-vs", "zvec", "lancedb"),
+)
+CURVE_COLOURS: Final = (*COLOURS, "#8c510a", "#5e3c99", "#878787")
 MARKERS: Final = "osD^vP*X"
 APART: Final = 0.045
 """Of the height of a panel, between two labels."""
@@ -84,9 +90,18 @@ class Method(NamedTuple):
 
 
 def bench_search(
-    given: Given, folder: Path, *, timed: int, rivals: bool, progress: Progress
+    given: Given,
+    folder: Path,
+    *,
+    timed: int,
+    rivals: bool,
+    packages: Sequence[str] = (),
+    progress: Progress,
 ) -> dict[str, list[Row]]:
-    """Build what is not in the folder yet, and measure everything; return the rows of each part."""
+    """Build what is not in the folder yet, and measure everything; return the rows of each part.
+
+    ``packages`` are those of the rivals to measure; if there are none, all that are installed.
+    """
     usual: EmbeddingBits = 4 if len(given.items) < MANY_ITEMS else 2
     built, methods = (
         [],
@@ -98,15 +113,9 @@ def bench_search(
         built.append({"method": f"{OURS}, {bits} bit{'s' * (bits > 1)}{told}", **cost})
         methods += ours(index, bits, is_default=bits == usual)
         progress.say(f"created with {bits} bits: {cost}")
-    for build in builders(given.items, folder) if rivals else ():
-        try:
-            rival = build()
-        except UsageError as error:  # it cannot be built of such vectors
-            progress.say(str(error))
-            continue
-        built.append({"method": rival.name, "CPU-s": rival.build_seconds})
-        methods += sweep(rival)
-        progress.say(f"built {rival.name} in {rival.build_seconds:.0f} CPU-s")
+    if rivals:
+        for rival in build_rivals(given.items, folder, built, packages, progress=progress):
+            methods += sweep(rival)
     curves = measure(given, methods, timed)
     progress.say("measured by effort")
     graph = methods[0]
@@ -122,10 +131,57 @@ def bench_search(
     with tempfile.TemporaryDirectory(dir=folder) as place:
         copied = shutil.copytree(default, Path(place) / "index")
         changes = [in_new_process(cost_of_changes, copied, given.queries[:CHANGED])]
-    return {"curves": curves, "filtered": filtered, "built": built, "changes": changes}
+    limits = measure_limits(len(given.items), methods)
+    parts = {"curves": curves, "limits": limits, "filtered": filtered, "built": built}
+    return {**parts, "changes": changes}
 
 
-def in_new_process(call: Callable[..., Row], *arguments: object) -> Row:
+def build_rivals(
+    items: Vectors,
+    folder: Path,
+    built: list[Row],
+    packages: Sequence[str],
+    *,
+    progress: Progress,
+) -> Iterator[Rival]:
+    """Yield each rival that can be built; append what it cost, or why it is left out, to ``built``."""
+    progress.say(describe_packages())
+    runs = builders(items, folder)
+    for module, engines in engine_builders(items, folder):
+        package = PACKAGES[module]
+        if packages and package not in packages:
+            continue
+        reason = why_not(module)
+        if reason:
+            progress.say(f"{package} is left out: {reason}")
+            built.append({"method": package, "left out": reason})
+        else:
+            runs += [(module, build) for build in engines]
+    for module, build in runs:
+        if packages and PACKAGES[module] not in packages:
+            continue
+        try:
+            rival = build()
+        except UsageError as error:  # it cannot be built of such vectors
+            progress.say(str(error))
+            built.append({"method": PACKAGES[module], "left out": str(error)})
+            continue
+        built.append({"method": rival.name, "CPU-s": rival.build_seconds})
+        progress.say(f"built {rival.name} in {rival.build_seconds:.0f} CPU-s")
+        yield rival
+
+
+def why_not(module: str) -> str:
+    """Return why an engine cannot run here, or nothing if it can; it is tried in a new process."""
+    try:
+        return str(in_new_process(try_engine, module))
+    except BrokenProcessPool:
+        return "it ended its process; it may need instructions that this processor lacks"
+    except Exception as error:  # noqa: BLE001  whatever stops it is the reason
+        return f"{type(error).__name__}: {error}"
+
+
+def in_new_process(call: Callable[..., Any], *arguments: object) -> Any:
     """Return the result of a call in a process of its own, whose memory is not that of others."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
         return executor.submit(call, *arguments).result()
@@ -198,9 +254,12 @@ def ours(index: Index, bits: EmbeddingBits, *, is_default: bool) -> Iterator[Met
 
 def sweep(rival: Rival) -> Iterator[Method]:
     """Yield a rival by effort."""
-    word = "lists" if rival.has_lists else "nodes"
-    for effort in LISTS if rival.has_lists else NODES:
-        yield Method(rival.name, f"{effort} {word}", rival.search(effort), rival.item_bytes)
+    if rival.effort_unit is None:
+        yield Method(rival.name, "all items", rival.search(0), rival.item_bytes)
+        return
+    for effort in LISTS if rival.effort_unit == "lists" else NODES:
+        name = f"{effort} {rival.effort_unit}"
+        yield Method(rival.name, name, rival.search(effort), rival.item_bytes)
 
 
 def shares_by_kind(
@@ -231,6 +290,31 @@ def measure(given: Given, methods: Sequence[Method], timed: int) -> list[Row]:
         row |= {"us": 1000 * times[name], "of exact's time": times[name] / times[names[0]]}
         rows.append(row | shares_by_kind(given, truth, found) | {"default": method.is_default})
     return rows
+
+
+def measure_limits(num_items: int, methods: Sequence[Method]) -> list[Row]:
+    """Return how long one thread takes to read all bytes of exact search and of ours once.
+
+    No search that reads all of its bytes is quicker; one that leaves items out can be.
+    """
+    bandwidth = read_bandwidth(READ_BYTES)
+    sizes = {
+        method.name: method.item_bytes
+        for method in methods
+        if method.name == EXACT or method.name.startswith(OURS)
+    }
+    return [
+        {
+            "limit": f"reading all bytes of {name} once",
+            "bytes": size,
+            "MB": num_items * size / 1e6,
+            "memory, GB/s": bandwidth / 1e9,
+            "us, from memory": 1e6 * num_items * size / bandwidth,
+            "us, read again and again": 1e6 * num_items * size / read_bandwidth(num_items * size),
+        }
+        for name, size in sizes.items()
+        if "no correction" not in name
+    ]
 
 
 def measure_filters(given: Given, index: Index, graph: Method, timed: int) -> list[Row]:
@@ -270,6 +354,7 @@ def measure_filters(given: Given, index: Index, graph: Method, timed: int) -> li
 
 TITLES: Final = {
     "curves": "Search by effort",
+    "limits": "The physical limit",
     "filtered": "Filters",
     "built": "Building",
     "changes": f"{CHANGED:,} items added, {CHANGED:,} deleted",
@@ -278,36 +363,45 @@ TITLES: Final = {
 NOTES: Final = {
     "curves": "of the ten: share of exact search's first ten, by kind of query. us: CPU-microseconds of one "
     "query alone; ours up to the rows that it finds, as rivals.",
+    "limits": "of memory: a buffer of 1 GiB is read at the bandwidth shown. Again and again: a buffer of "
+    "these bytes is read, which the caches hold if it is small. A search that leaves items out can be quicker.",
     "filtered": "draw is random, source is where an item is from. First time: the condition is looked up.",
 }
 
 
-def tables_of(rows: Mapping[str, Sequence[Row]]) -> Iterator[Table]:
-    """Yield a table of each part."""
+def tables_of(rows: Mapping[str, Sequence[Row]], command: str) -> Iterator[Table]:
+    """Yield a table of each part, whose note names its list in ``results.json`` and the command."""
     for part, own in rows.items():
         headings = [*dict.fromkeys(name for row in own for name in row)]
         lines = [[row.get(name) for name in headings] for row in own]
         yield Table(
             name=part,
             title=TITLES[part],
-            note=NOTES.get(part, ""),
+            note=f"{NOTES.get(part, '')} {describe_source(part, command)}".strip(),
             headings=tuple(headings),
             lines=lines,
             decimals=None,
         )
 
 
+def describe_source(part: str, command: str) -> str:
+    """Return where the figures of a table or a picture come from."""
+    return f"From results.json, {part}: {command}"
+
+
 def write(
     rows: Mapping[str, Sequence[Row]], folder: Path, pictures: Path, about: Mapping[str, Any]
 ) -> list[Table]:
     """Write ``results.json``, ``results.md`` and the figures; return the tables."""
-    tables = [*tables_of(rows)]
+    tables = [*tables_of(rows, about["command"])]
     write_json(folder / "results.json", {**rows, **about})
     told = "{machine}; {date}; `{command}`".format_map(about)
     text = "\n\n".join([*(one.markdown() for one in tables), describe_packages(), told])
     write_file(folder / "results.md", f"{text}\n".encode())
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "0"}):
         for name, figure in draw(rows["curves"]):
+            source = describe_source("curves", about["command"])
+            figure.text(0.01, 0.005, source, color=INK, fontsize=7)
             figure.savefig(pictures / f"{name}.svg", metadata={"Date": None})
     return tables
 
@@ -357,7 +451,7 @@ def _curve(
 ) -> tuple[float, float, str]:
     """Draw a method in the colour of its library, and return where it ends, and the colour."""
     library = method.split(maxsplit=1)[0].rstrip(",")
-    colour = COLOURS[LIBRARIES.index(library)]
+    colour = CURVE_COLOURS[LIBRARIES.index(library)]
     axes.plot(
         *zip(*points, strict=True),
         color=colour,
