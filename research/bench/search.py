@@ -75,7 +75,9 @@ LIBRARIES: Final = (
 CURVE_COLOURS: Final = (*COLOURS, "#8c510a", "#5e3c99", "#878787")
 MARKERS: Final = "osD^vP*X"
 APART: Final = 0.045
-"""Of the height of a panel, between two labels."""
+"""Of the height of a panel, between two labels, unless there are too many of them."""
+LABEL_INCHES: Final = 0.19
+"""Height of a label, with the space below it."""
 Row = dict[str, Any]
 
 
@@ -401,7 +403,7 @@ def write(
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "0"}):
         for name, figure in draw(rows["curves"]):
             source = describe_source("curves", about["command"])
-            figure.text(0.01, 0.005, source, color=INK, fontsize=7)
+            figure.supxlabel(source, x=0.01, ha="left", color=INK, fontsize=7)
             figure.savefig(pictures / f"{name}.svg", metadata={"Date": None})
     return tables
 
@@ -424,7 +426,7 @@ def draw(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
             in_time,
         ),
     ):
-        figure = new_figure(8.0, 4.2 * len(shares))
+        figure = new_figure(8.0, max(4.2, LABEL_INCHES * len(curves)) * len(shares))
         for axes, share in zip(
             figure.subplots(len(shares), 1, squeeze=False)[:, 0], shares, strict=True
         ):
@@ -466,9 +468,9 @@ def _curve(
 def _label(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
     """Write the name of each curve beside its end, no two over one another."""
     low, high = axes.get_ylim()
-    place = 1.0
+    place, apart = 1.0, min(APART, 1 / len(ends))
     for method, (x, y, colour) in sorted(ends.items(), key=lambda end: -end[1][1]):
-        place = min(place - APART, (y - low) / (high - low))
+        place = min(place - apart, (y - low) / (high - low))
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.4, "relpos": (0, 0.5)}
         axes.annotate(
             method, (x, y), (1.01, place), textcoords="axes fraction", color=colour, fontsize=8, va="center",
