@@ -264,9 +264,10 @@ class Filter:
 
         A mapping contains for each field a value, a list of values of which one must match, or a
         mapping from operators to values. Values keep their types; None means that the field is
-        missing. A string may join conditions, as in ``price<20 and brand=acme``. In strings, unquoted values that look like numbers, true, false or null are parsed
-        as such. Texts that are dates or times in ISO 8601 are compared as times. A time without a
-        zone counts as UTC, and a year, month or day as the whole period.
+        missing. A string may join conditions, as in ``price<20 and brand=acme``. In strings,
+        unquoted values that look like numbers, true, false or null are parsed as such. Texts that
+        are dates or times in ISO 8601 are compared as times. A time without a zone counts as UTC,
+        and a year, month or day as the whole period.
 
         Raises
         ------
@@ -539,6 +540,16 @@ def _parse_path(shown: str, field: str) -> tuple[str, ...]:
             )
         parts = re.findall(_PART, field)
     return tuple(composed(part[1:-1] if part[:1] in ("'", '"') else part) for part in parts)
+
+
+def parse_field(name: str, option: str) -> tuple[tuple[str, ...], Column | None]:
+    """Return the path of a field, and its column if it is one; ``option`` is for messages."""
+    if not isinstance(name, str) or _FIELD.fullmatch(name) is None:
+        raise UsageError(
+            f"{option}: {name!r} is not the name of a field; inner fields have a dot, size.width, "
+            "and unusual names are in quotes"
+        )
+    return _parse_path(f"{option} {name}", name), COLUMN_OF_FIELD.get(name)
 
 
 def matching_items_of_stores(

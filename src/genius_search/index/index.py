@@ -986,6 +986,9 @@ class Index:
         k: int = 10,
         offset: int = 0,
         beam: int | None = None,
+        order_by: str | None = None,
+        facets: Sequence[str] = (),
+        group_by: str | None = None,
         config: SearchConfig | None = None,
     ) -> Hits: ...
 
@@ -1012,6 +1015,9 @@ class Index:
         k: int = 10,
         offset: int = 0,
         beam: int | None = None,
+        order_by: str | None = None,
+        facets: Sequence[str] = (),
+        group_by: str | None = None,
         config: SearchConfig | None = None,
     ) -> Hits | list[Hits]:
         """Return the best items for a text, an image, both, a vector, or weighted parts.
@@ -1023,6 +1029,7 @@ class Index:
         >>> index.search("in red", image="bag.jpg")  # doctest: +SKIP
         >>> index.search(["a bag", "a kite"], k=5)  # doctest: +SKIP
         >>> index.search(where=["folder=Norway"], offset=10)  # newest first # doctest: +SKIP
+        >>> index.search("a bag", order_by="-date", facets=["brand"]).facets  # doctest: +SKIP
 
         Parameters
         ----------
@@ -1036,6 +1043,8 @@ class Index:
             the newest first.
         hybrid, k, offset, beam
             How to search, and which hits to return.
+        order_by, facets, group_by
+            Sort by a field (``price``, ``-price``), count values, return one hit for each value.
         config
             Settings that differ from :attr:`settings` in this search; or a full set of settings,
             such as :data:`genius_search.PAPER_SEARCH`.
@@ -1048,7 +1057,8 @@ class Index:
         searcher = self._current_searcher(config)
         has_no_options = instruction is None and combine == "sum" and offset == 0 and beam is None
         has_no_conditions = modality is None and where == () and match is None
-        is_alone = query is None and image is None and parts == ()
+        is_arranged = order_by is not None or facets != () or group_by is not None
+        is_alone = query is None and image is None and parts == () and not is_arranged
         if vector is not None and is_alone and has_no_conditions and has_no_options:
             return searcher.search_vectors([vector], k)[0]
         options: dict[str, Any] = {
@@ -1064,6 +1074,9 @@ class Index:
             "k": k,
             "offset": offset,
             "beam": beam,
+            "order_by": order_by,
+            "facets": facets,
+            "group_by": group_by,
         }
         if not isinstance(query, list | tuple):
             return searcher.search([as_request(query, options)])[0]

@@ -205,6 +205,8 @@ class ItemStore:
         self._for_items = Connection(self._uri)
         self._for_filters: list[Connection] = []
         """Idle connections for filters."""
+        self.columns: dict[str, object] = {}
+        """Cached columns of fields (:mod:`genius_search.index.columns`)."""
         self._check_schema()
 
     def _check_schema(self) -> None:
@@ -357,6 +359,23 @@ class ItemStore:
             raise ArtifactMismatch(f"{self._path} names rows that it does not have")
         mask[rows] = True
         return mask
+
+    def rows_by_value(
+        self, source: str, value: str, order: str, bound: Sequence[Any], deadline: float
+    ) -> list[tuple[Any, str]]:
+        """Return the values that a query groups items by, ascending, with their rows as "3,8,12".
+
+        Parameters
+        ----------
+        source
+            The query after FROM, with GROUP BY, without any user input.
+        value, order
+            Expressions of the value, and of what it is sorted by.
+        bound
+            Values to bind.
+        """
+        query = f"SELECT {value}, group_concat(row) FROM {source} ORDER BY {order}"  # noqa: S608
+        return self._query(query, bound, deadline=deadline)
 
     def rows_of_words(
         self, words: Sequence[str], max_items: int

@@ -177,6 +177,13 @@ class SnapshotSearcher:
 
     def search(self, requests: Sequence[SearchRequest]) -> list[Hits]:
         """Search for several requests in one batch, and return the hits of each."""
+        if any(request.is_arranged for request in requests):
+            from genius_search.index.arrange import search_arranged  # noqa: PLC0415  only here
+
+            return [
+                search_arranged(self, request) if request.is_arranged else self.search([request])[0]
+                for request in requests
+            ]
         if not all(request.query for request in requests):
             return [
                 self.search([request])[0] if request.query else browse(self.snapshot, request)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -118,6 +118,17 @@ class SearchRequest:
     beam: int | None = None
     """Beam width. Default: that of the settings. A search that finds too few hits is repeated with
     a wider beam."""
+    order_by: str | None = None
+    """Sort by a field: ``price`` ascends, ``-price`` descends; items without the field come last.
+    Without a query, all items that meet the conditions are sorted. With one, the hits above a
+    cut-off are (:attr:`Hits.cut_off`): "best matches by date"."""
+    facets: Sequence[str] = ()
+    """Fields whose values are counted among all items that meet the conditions
+    (:attr:`Hits.facets`)."""
+    group_by: str | None = None
+    """Return the first hit of each value of a field; of each content with ``content``, for copies
+    of a file; or of near-duplicates among the hits with ``near``. :attr:`Hits.others` counts the
+    others. An item without a value is a hit by itself."""
     deadline: float = math.inf
     """Time, on the clock of :func:`time.monotonic`, after which a search for items that meet the
     conditions fails."""
@@ -134,6 +145,8 @@ class SearchRequest:
             object.__setattr__(self, "modality", Modality.parse(self.modality))
         object.__setattr__(self, "filter", self._parse_conditions())
         object.__setattr__(self, "parts", tuple(self.parts))
+        facets = (self.facets,) if isinstance(self.facets, str) else tuple(self.facets)
+        object.__setattr__(self, "facets", facets)
         object.__setattr__(self, "query", self._collect_parts())
         self._check_parts()
 
@@ -192,7 +205,8 @@ class SearchRequest:
 
     def _check_parts(self) -> None:
         """Refuse a request that asks for nothing, and parts that mean nothing."""
-        if not self.query and self.filter is None and self.modality is None:
+        has_conditions = self.filter is not None or self.modality is not None
+        if not (self.query or has_conditions or self.is_arranged):
             raise UsageError(
                 "a query needs a text, an image, or both; or a vector; or conditions alone (where)"
             )
@@ -212,6 +226,11 @@ class SearchRequest:
                     f"the weight of a part is {part.weight}, but combine='any' searches for each "
                     "part separately, where weights have no effect; leave the weight out"
                 )
+
+    @property
+    def is_arranged(self) -> bool:
+        """Whether items are sorted, counted or grouped."""
+        return bool(self.order_by is not None or self.facets or self.group_by is not None)
 
     def alternatives(self) -> list[SearchRequest]:
         """Return the requests to search for: one for each part with ``combine="any"``, else one."""
@@ -253,6 +272,9 @@ class SearchOptions(TypedDict, total=False):
     k: int
     offset: int
     beam: int | None
+    order_by: str | None
+    facets: Sequence[str]
+    group_by: str | None
     config: SearchConfig | None
     """Settings that differ from those of the index in this search."""
 
@@ -380,6 +402,16 @@ def unread_hits(source: HitSource, count: int) -> list[SearchHit]:
     return hits
 
 
+class FacetCount(NamedTuple):
+    """A value of a field, and the number of items that have it."""
+
+    value: str | int | float | bool
+    count: int
+
+
+CutOff: TypeAlias = Literal["probability", "least score", "first hits"]
+
+
 class Hits(list[SearchHit]):
     """Hits of a search, best first: a list that prints as a table.
 
@@ -395,6 +427,16 @@ class Hits(list[SearchHit]):
     ) -> None:
         super().__init__(hits)
         self._calibration = calibration
+        self.facets: dict[str, list[FacetCount]] = {}
+        """Up to 100 values of each field that was counted, the most frequent first."""
+        self.others: list[int] = []
+        """For each hit of ``group_by``, the number of other items in its group that meet the
+        conditions; with ``near``, the number of its near-duplicates (cosine of at least .98) among
+        the hits that were compared. Empty without ``group_by``."""
+        self.cut_off: CutOff | None = None
+        """Which hits ``order_by`` sorted: those whose ``probability`` reaches the calibration's
+        threshold; those whose score reaches their ``least score``; or, if the index has neither for
+        this search, the 100 ``first hits``. None without a query."""
 
     @property
     def good_match(self) -> bool | None:
