@@ -30,14 +30,14 @@ from genius_search.index.columns import (
     sort_key,
 )
 from genius_search.index.listing import as_filter, item_masks, stored_vectors
-from genius_search.index.request import CutOff, FacetCount, Hits, SearchHit, SearchRequest
+from genius_search.index.request import CutOff, FacetValue, Hits, SearchHit, SearchRequest
 from genius_search.index.snapshot import Location, Snapshot, check_files_on_error
 
 if TYPE_CHECKING:
     from genius_search.index.query import SnapshotSearcher
 
 NUM_SORTED_HITS: Final = 100
-"""Number of first hits that are sorted if the index cannot tell good matches."""
+"""Number of first hits that are sorted if the index does not know which are good matches."""
 MAX_SORTED_HITS: Final = 1_000
 """Maximum number of good matches that are sorted."""
 HITS_PER_GROUP: Final = 4
@@ -80,7 +80,7 @@ def search_arranged(searcher: SnapshotSearcher, request: SearchRequest) -> Hits:
 
 def _count_values(
     snapshot: Snapshot, request: SearchRequest, name: str, masks: Masks
-) -> list[FacetCount]:
+) -> list[FacetValue]:
     """Return the most frequent values of a field among the items of the masks."""
     field = find_field(snapshot, name, option="facets")
     totals = Counter[Value]()
@@ -92,7 +92,7 @@ def _count_values(
     most_frequent = heapq.nsmallest(
         MAX_FACET_VALUES, totals.items(), key=lambda entry: (-entry[1], sort_key(entry[0]))
     )
-    return [FacetCount(as_shown(value), count) for value, count in most_frequent]
+    return [FacetValue(as_shown(value), count) for value, count in most_frequent]
 
 
 class _Order:
@@ -214,11 +214,11 @@ def _arrange_hits(searcher: SnapshotSearcher, request: SearchRequest, masks: Mas
         hits, cut_off = _best_matches(searcher, plain)
         order = _Order(snapshot, request, request.order_by)
         hits = _sort_hits(hits, order, _locations(snapshot, hits))
-        others = [0] * len(hits)
+        num_others = [0] * len(hits)
         if request.group_by is not None:
-            hits, others = _group_hits(searcher, request, masks, hits)
+            hits, num_others = _group_hits(searcher, request, masks, hits)
     else:
-        hits, others = _search_groups(searcher, request, plain, masks)
+        hits, num_others = _search_groups(searcher, request, plain, masks)
     page = slice(request.offset, request.offset + request.k)
     arranged = Hits(
         (
@@ -227,7 +227,7 @@ def _arrange_hits(searcher: SnapshotSearcher, request: SearchRequest, masks: Mas
         ),
         calibration=snapshot.manifest.calibration,
     )
-    arranged.others = others[page] if request.group_by is not None else []
+    arranged.others = num_others[page] if request.group_by is not None else []
     arranged.cut_off = cut_off
     return arranged
 
@@ -279,9 +279,9 @@ def _search_groups(
     count = min(HITS_PER_GROUP * needed, MAX_GROUPED_HITS)
     while True:
         hits = searcher.search([dataclasses.replace(plain, k=count, offset=0)])[0]
-        first_hits, others = _group_hits(searcher, request, masks, hits)
+        first_hits, num_others = _group_hits(searcher, request, masks, hits)
         if len(first_hits) >= needed or len(hits) < count or count == MAX_GROUPED_HITS:
-            return first_hits, others
+            return first_hits, num_others
         count = min(HITS_PER_GROUP * count, MAX_GROUPED_HITS)
 
 
@@ -304,12 +304,12 @@ def _group_near(
     """Return the hits that are no near-duplicate of an earlier one, and how many each has."""
     vectors = stored_vectors(searcher.snapshot, searcher.model, [hit.id for hit in hits])
     first_positions: list[int] = []
-    others: list[int] = []
+    num_others: list[int] = []
     for position, vector in enumerate(vectors):
         cosines = vectors[first_positions] @ vector
         if len(cosines) and cosines.max() >= NEAR_COSINE:
-            others[int(cosines.argmax())] += 1
+            num_others[int(cosines.argmax())] += 1
         else:
             first_positions.append(position)
-            others.append(0)
-    return [hits[position] for position in first_positions], others
+            num_others.append(0)
+    return [hits[position] for position in first_positions], num_others

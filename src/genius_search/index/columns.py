@@ -49,7 +49,7 @@ _VALUE: Final = (
 
 
 class ItemField(NamedTuple):
-    """What items are sorted, counted or grouped by."""
+    """A field, or a column, that items are sorted, counted or grouped by."""
 
     name: str
     """As the user gave it."""

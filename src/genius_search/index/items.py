@@ -370,7 +370,7 @@ class ItemStore:
         source
             The query after FROM, with GROUP BY, without any user input.
         value, order
-            Expressions of the value, and of what it is sorted by.
+            Expressions of the value and of the order.
         bound
             Values to bind.
         """

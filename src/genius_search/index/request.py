@@ -402,11 +402,11 @@ def unread_hits(source: HitSource, count: int) -> list[SearchHit]:
     return hits
 
 
-class FacetCount(NamedTuple):
+class FacetValue(NamedTuple):
     """A value of a field, and the number of items that have it."""
 
     value: str | int | float | bool
-    count: int
+    items: int
 
 
 CutOff: TypeAlias = Literal["probability", "least score", "first hits"]
@@ -427,7 +427,7 @@ class Hits(list[SearchHit]):
     ) -> None:
         super().__init__(hits)
         self._calibration = calibration
-        self.facets: dict[str, list[FacetCount]] = {}
+        self.facets: dict[str, list[FacetValue]] = {}
         """Up to 100 values of each field that was counted, the most frequent first."""
         self.others: list[int] = []
         """For each hit of ``group_by``, the number of other items in its group that meet the
