@@ -8,6 +8,7 @@ import importlib.util
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from genius_search.index.build import ChangeSummary
     from genius_search.index.index import Index
     from genius_search.index.pool import Pool
+    from genius_search.index.writer import Deleted
 
 MAX_LISTED: Final = 5
 """Maximum number of files to list with the same problem; of more, one is named and the others are
@@ -277,7 +279,7 @@ class Refit(WaitOption, OpenIndexOptions):
 
 @command
 class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
-    """Delete items from an index or a cluster by their ids.
+    """Delete items from an index or a cluster by their ids, or from an index by conditions.
 
     Files are not deleted, and `genius index sync` adds their items again unless a .geniusignore
     file leaves them out. The exit status is 3 if the index has none of the ids.
@@ -289,31 +291,34 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
     ids_from: OptionalFile = None
     """File with further ids, one per line; - reads stdin."""
 
+    where: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CONDITION")
+    ] = ()
+    """Instead of ids: delete all items that meet all conditions: 'price<10 and brand=acme'."""
+
     compact: bool = False
     """Free the space of all deleted items now, by rewriting the index; no ids are needed. By
     default, a segment is rewritten when a fifth of its items are deleted."""
 
     def run(self) -> int:
         ids = [*self.ids, *filter(None, read_ids(self.ids_from) or ())]
-        if not ids and not self.compact:
+        if not (ids or self.where or self.compact):
             raise UsageError(
-                "no ids were given; give the ids of the items to delete, or a file with --ids-from"
+                "no ids were given; give the ids of the items to delete, a file with --ids-from, "
+                "or conditions with --where"
             )
+        if ids and self.where:
+            raise UsageError("give either ids or --where, not both")
         if is_cluster(self.index):
-            if self.compact:
+            if self.compact or self.where:
                 raise UsageError(
-                    "--compact rewrites a single index; for a cluster, give a folder in its shards/"
+                    "--compact and --where change a single index; for a cluster, give a folder in "
+                    "its shards/"
                 )
             with open_cluster(self.index, self) as searcher:
                 result = searcher.delete(ids)
         else:
-            from genius_search.index.store import MIN_DELETED_SHARE, read_manifest
-            from genius_search.index.writer import open_writer
-
-            read_manifest(self.index)  # raises before the lock creates a file in another folder
-            with open_writer(self.index, wait_seconds=self.wait) as writer:
-                result = writer.delete(ids)
-                writer.compact(0 if self.compact else MIN_DELETED_SHARE)
+            result = self._delete(ids)
         if self.json:
             print_json(result._asdict())
         else:
@@ -321,6 +326,21 @@ class Delete(AddressOption, WaitOption, JsonOption, IndexArgument):
                 print_text(f"not in the index: {missing_id}", error=True)
             print(f"{plural(result.deleted, 'item')} deleted", file=sys.stderr)
         return 0 if result.deleted or not ids else 3
+
+    def _delete(self, ids: Sequence[str]) -> Deleted:
+        """Delete items from an index, by their ids or by conditions."""
+        from genius_search.index.filters import Filter
+        from genius_search.index.store import MIN_DELETED_SHARE, read_manifest
+        from genius_search.index.writer import Deleted, open_writer
+
+        read_manifest(self.index)  # raises before the lock creates a file in another folder
+        with open_writer(self.index, wait_seconds=self.wait) as writer:
+            if self.where:
+                result = Deleted(writer.delete_where(Filter.parse(self.where)), [])
+            else:
+                result = writer.delete(ids)
+            writer.compact(0 if self.compact else MIN_DELETED_SHARE)
+        return result
 
 
 @command

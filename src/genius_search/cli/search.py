@@ -7,7 +7,6 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -19,6 +18,7 @@ from genius_search.cli.options import (
     OpenIndexOptions,
     OptionalFile,
     OptionalInt,
+    OptionalName,
     Words,
     command,
     optional,
@@ -38,7 +38,7 @@ from genius_search.errors import ArtifactError, BadData, UsageError, plural
 if TYPE_CHECKING:
     from genius_search.index.explain import Explanation, Sibling
     from genius_search.index.index import Index
-    from genius_search.index.request import SearchHit
+    from genius_search.index.request import Hits
 
 MAX_SYNC_WAIT_SECONDS: Final = 10.0
 """Maximum wait for another process that brings the index of a folder up to date."""
@@ -208,6 +208,19 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     offset: int = 0
     """Number of hits to skip, for further pages."""
 
+    order_by: OptionalName = None
+    """Sort by a field: price, or --order-by=-price for the greatest first; with a query, the best
+    hits are sorted."""
+
+    facets: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD")
+    ] = ()
+    """Print the values of a field and how many items that meet the conditions have them."""
+
+    group_by: OptionalName = None
+    """Print one hit for each value of this field, for each content (content) or for near-duplicates
+    (near), with the number of the others."""
+
     beam: OptionalInt = None
     """Number of partial IDs to follow at each level. Default: 10, or 128 above 500,000 items."""
 
@@ -290,6 +303,9 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
             "hybrid": not self.no_hybrid,
             "k": self.k,
             "offset": self.offset,
+            "order_by": self.order_by,
+            "facets": self.facets,
+            "group_by": self.group_by,
         }
         return options, is_listing
 
@@ -330,10 +346,10 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
         about = {"index": str(index.folder), "settings": settings, "good_match": good_match}
         return self._print_result(hits, about)
 
-    def _print_result(self, hits: Sequence[SearchHit], about: dict[str, Any]) -> int:
+    def _print_result(self, hits: Hits, about: dict[str, Any]) -> int:
         """Print hits and advice, and return the exit status."""
         if self.json:
-            print_json({**about, "hits": [dataclasses.asdict(hit) for hit in hits]})
+            print_json({**about, **describe_arrangement(hits), "hits": list_hits(hits)})
         elif not hits:
             print("nothing found", file=sys.stderr)
         elif self.files_only:
@@ -346,6 +362,8 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
                     sys.stdout.buffer.write(os.fsencode(file) + b"\n")
         else:
             print_hits(hits, full=self.full)
+        if not (self.json or self.files_only):
+            print_facets(hits)
         if hits and about.get("good_match") is False:
             print("no good match: the first hits are probably wrong", file=sys.stderr)
         if len(hits) == self.k and not hits[0].codes:  # only hits of a listing have no codes
@@ -358,7 +376,34 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
         return {name: value for name, value in options.items() if value is not None}
 
 
-def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
+def list_hits(hits: Hits) -> list[dict[str, Any]]:
+    """Return hits for JSON, with the number of others in their groups."""
+    listed = [dataclasses.asdict(hit) for hit in hits]
+    for values, num_others in zip(listed, hits.others, strict=False):
+        values["others"] = num_others
+    return listed
+
+
+def describe_arrangement(hits: Hits) -> dict[str, Any]:
+    """Return the counts of values, and which hits were sorted, for JSON."""
+    about: dict[str, Any] = {}
+    if hits.facets:
+        about["facets"] = {
+            name: [value._asdict() for value in values] for name, values in hits.facets.items()
+        }
+    if hits.cut_off is not None:
+        about["cut_off"] = hits.cut_off
+    return about
+
+
+def print_facets(hits: Hits) -> None:
+    """Print a table of the counted values of each field."""
+    for name, values in hits.facets.items():
+        rows = [(str(facet.value), f"{facet.items:,}") for facet in values]
+        print_table((name, "items"), rows, left=(name,))
+
+
+def print_hits(hits: Hits, *, full: bool = False) -> None:
     """Print hits as a table.
 
     Texts are cut unless ``full`` is given. Ids are never cut, so that they can be copied.
@@ -370,13 +415,17 @@ def print_hits(hits: Sequence[SearchHit], *, full: bool = False) -> None:
         columns.append("score")
     if has_probability:
         columns.append("probability")
+    if hits.others:
+        columns.append("others")
     rows = []
-    for hit in hits:
+    for position, hit in enumerate(hits):
         row = [str(hit.rank)]
         if has_score:
             row.append(f"{hit.score:.4f}")
         if has_probability:
             row.append("" if hit.probability is None else f"{hit.probability:.2f}")
+        if hits.others:
+            row.append(f"{hits.others[position]:,}")
         text = hit.passage or hit.text or ""
         words = " ".join(text.split()) if full else shorten(text)
         content = [words or hit.image] if sys.stdout.isatty() else [hit.image, words]

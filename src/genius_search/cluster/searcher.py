@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from genius_search.artifact import first_problem
 from genius_search.border import as_id, as_id_list, as_path
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.build import ChangeSummary, add_pool
 from genius_search.index.filters import check_fields
 from genius_search.index.index import Index, current_state
@@ -287,6 +287,11 @@ class Searcher:
 
     def _search(self, requests: Sequence[SearchRequest], config: SearchConfig | None) -> list[Hits]:
         """Search for several requests with one call to each shard; return the hits of each."""
+        if any(request.is_arranged for request in requests):
+            raise UsageError(
+                "a cluster does not sort, count or group (order_by, facets, group_by); leave them "
+                "out, or search a single index"
+            )
         # A request becomes one or more alternatives (combine="any"). Shards are sent the flat list
         # of all alternatives; the merged results are then dealt out to the requests again.
         alternatives = [self._alternatives(request) for request in requests]
