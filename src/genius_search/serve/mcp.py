@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -25,6 +26,16 @@ from genius_search.index.roots import is_same_picture
 
 MAX_PICTURE_SIDE: Final = 768
 """Maximum length of the longer side of a picture for an agent, in pixels."""
+MAX_HIT_CHARACTERS: Final = 1_500
+"""Maximum length of the text of a hit."""
+MAX_PAGE_CHARACTERS: Final = 8_000
+"""Maximum length of a page of the text of an item."""
+MAX_FIELDS: Final = 20
+"""Maximum number of fields of an item, and of values of a facet."""
+MAX_VALUE_CHARACTERS: Final = 300
+"""Maximum length of the value of a field."""
+MAX_FACETS: Final = 5
+"""Maximum number of fields whose values are counted at once."""
 
 Hits: TypeAlias = list[dict[str, Any]]
 Picture = Annotated[
@@ -38,6 +49,16 @@ Words = Annotated[
     str | None,
     Field(description='Words that texts must contain: beach OR sea -people "a phrase" begin*'),
 ]
+Order = Annotated[
+    str | None, Field(description="Field to sort the good matches by: 'price', or '-price'.")
+]
+Group = Annotated[
+    str | None, Field(description="Return one hit for each value of this field, or each 'content'.")
+]
+Facets = Annotated[
+    tuple[str, ...], Field(max_length=MAX_FACETS, description="Fields whose values to count.")
+]
+PageNumber = Annotated[int, Field(ge=1, description="Page of a long text.")]
 Count = Annotated[int, Field(ge=1, le=100, description="Number of hits.")]
 ItemId = Annotated[str, BeforeValidator(as_id)]
 Name = Annotated[str | None, Field(description="Name of the index; required if there are several.")]
@@ -57,19 +78,40 @@ class Tools:
         match: Words = None,
         modality: Literal["image", "text", "image-text"] | None = None,
         k: Count = 10,
+        order_by: Order = None,
+        group_by: Group = None,
         index: Name = None,
     ) -> Hits:
         """Search for pictures and texts with a text, a picture, or both.
 
-        With conditions only, the newest items are listed.
+        With conditions only, the newest items are listed. Texts and fields are cut; read_item
+        returns more.
         """
         options: dict[str, Any] = {"where": where, "match": match, "modality": modality, "k": k}
-        return [
-            *map(
-                _describe_hit,
-                self._find_index(index).search(text, image=_read_picture(image), **options),
-            )
-        ]
+        options |= {"order_by": order_by, "group_by": group_by}
+        hits = self._find_index(index).search(text, image=_read_picture(image), **options)
+        described = [*map(_describe_hit, hits)]
+        for facts, num_others in zip(described, hits.others, strict=False):
+            facts["others"] = num_others
+        return described
+
+    def count(
+        self,
+        where: Conditions = (),
+        match: Words = None,
+        facets: Facets = (),
+        index: Name = None,
+    ) -> dict[str, Any]:
+        """Count the items that meet conditions, and the most frequent values of their fields."""
+        opened_index = self._find_index(index)
+        counts: dict[str, Any] = {"items": opened_index.count(where, match=match)}
+        if facets:
+            hits = opened_index.search(where=where, match=match, facets=facets, k=1)
+            counts["facets"] = {
+                name: [[_cut(value), count] for value, count in values[:MAX_FIELDS]]
+                for name, values in hits.facets.items()
+            }
+        return counts
 
     def similar(
         self, id: ItemId, text: str | None = None, k: Count = 10, index: Name = None
@@ -84,14 +126,21 @@ class Tools:
             )
         ]
 
-    def read_item(self, id: ItemId, index: Name = None) -> list[dict[str, Any] | Image]:
-        """Return the complete text, the fields and the picture of an item."""
+    def read_item(
+        self, id: ItemId, page: PageNumber = 1, index: Name = None
+    ) -> list[dict[str, Any] | Image]:
+        """Return a page of the text, the fields and the picture of an item."""
         item = self._find_index(index).get(id)
-        facts = {
-            name: getattr(item, name) for name in ("id", "modality", "text", "image", "fields")
+        facts: dict[str, Any] = {
+            name: getattr(item, name) for name in ("id", "modality", "text", "image")
         }
+        if item.text is not None and len(item.text) > MAX_PAGE_CHARACTERS:
+            start = (page - 1) * MAX_PAGE_CHARACTERS
+            facts["text"] = item.text[start : start + MAX_PAGE_CHARACTERS]
+            facts |= {"page": page, "pages": -(-len(item.text) // MAX_PAGE_CHARACTERS)}
+        facts |= _describe_fields(item.fields)
         # An index from someone else may name a private file, but does not know its hash.
-        if item.image is None or not is_same_picture(item, Path(item.image)):
+        if page > 1 or item.image is None or not is_same_picture(item, Path(item.image)):
             return [facts]
         picture = open_image(Path(item.image), shortest_side=MAX_PICTURE_SIDE)
         picture.thumbnail((MAX_PICTURE_SIDE, MAX_PICTURE_SIDE))
@@ -112,6 +161,21 @@ class Tools:
         outcome = next((name for name in counters if getattr(summary, name)), "left out")
         return f"{outcome} {'; '.join(left_out.reason for left_out in summary.left_out)}"
 
+    def update(
+        self,
+        id: ItemId,
+        fields: dict[str, Any] | None = None,
+        text: str | None = None,
+        index: Name = None,
+    ) -> str:
+        """Change fields or the text of an item; null removes a field, and other fields stay."""
+        opened_index = self._find_index(index)
+        result = opened_index.update(id, fields=fields, text=text, wait_seconds=10.0)
+        if result.missing:
+            raise UsageError(f"there is no item {id!r} in this index")
+        reasons = "; ".join(left_out.reason for left_out in result.left_out)
+        return f"{'updated' if result.updated else 'unchanged'} {reasons}".rstrip()
+
     def _find_index(self, name: str | None) -> Index:
         indexes = self._indexes
         if name not in indexes and (name is not None or len(indexes) > 1):
@@ -120,15 +184,17 @@ class Tools:
 
 
 def make_server(indexes: Mapping[str, Index], *, allow_add: bool = False) -> MCPServer:
-    """Create a server with the tools search, similar, read_item and, if allowed, add."""
+    """Create a server with tools that read and, if allowed, tools that change items."""
     sizes = ", ".join(f"{name} ({plural(len(index), 'item')})" for name, index in indexes.items())
     about = f"Search the user's pictures and texts. Indexes: {sizes}."
     server: MCPServer = MCPServer(
         "genius", instructions=about, version=__version__, log_level="WARNING"
     )
     tools = Tools(indexes)
-    for tool in (tools.search, tools.similar, tools.read_item, tools.add)[: 4 if allow_add else 3]:
-        hints = ToolAnnotations(read_only_hint=tool != tools.add, open_world_hint=False)
+    reading = (tools.search, tools.similar, tools.count, tools.read_item)
+    changing = (tools.add, tools.update)
+    for tool in (*reading, *changing) if allow_add else reading:
+        hints = ToolAnnotations(read_only_hint=tool in reading, open_world_hint=False)
         server.add_tool(_explain_errors()(tool), annotations=hints, structured_output=False)
     return server
 
@@ -156,11 +222,28 @@ def _read_picture(picture: str | None) -> Path | bytes | None:
 
 def _describe_hit(hit: SearchHit) -> dict[str, Any]:
     """Return a hit for an agent, with the beginning of its text."""
-    text = (hit.passage or hit.text or "")[:1_500]
+    text = (hit.passage or hit.text or "")[:MAX_HIT_CHARACTERS]
     facts = {
         "id": hit.id,
         "score": round(hit.score, 4),
         "probability": hit.probability,
         "text": text,
     }
-    return {**facts, "fields": hit.fields}
+    return {**facts, **_describe_fields(hit.fields)}
+
+
+def _describe_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the first fields of an item, with the beginnings of long values."""
+    described: dict[str, Any] = {
+        "fields": {name: _cut(value) for name, value in [*fields.items()][:MAX_FIELDS]}
+    }
+    if len(fields) > MAX_FIELDS:
+        described["more_fields"] = len(fields) - MAX_FIELDS
+    return described
+
+
+def _cut(value: Any) -> Any:
+    """Return a value, or the beginning of its JSON if that is long."""
+    written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    is_short = len(written) <= MAX_VALUE_CHARACTERS
+    return value if is_short else f"{written[:MAX_VALUE_CHARACTERS]}…"

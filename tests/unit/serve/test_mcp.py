@@ -14,6 +14,7 @@ import time
 import pytest
 from mcp import Client, StdioServerParameters
 
+from genius_search import NewItem
 from genius_search.serve.mcp import make_server
 from tests.unit.serve.conftest import make_index, picture
 
@@ -55,6 +56,35 @@ def test_an_agent_finds_what_a_search_finds(index, tmp_path):
     for image in (str(tmp_path / "query.png"), f"data:image/png;base64,{data}"):
         assert ids(call(server, "search", image=image, k=2)) == wanted
     assert "1:4" in ids(call(server, "similar", id="1:4", k=2))
+
+
+def test_hits_are_sorted_grouped_and_counted(index):
+    server = make_server({"things": index})
+    assert ids(call(server, "search", where=["price<3"], order_by="-price")) == [
+        "1:2",
+        "1:1",
+        "1:0",
+    ]
+    hits, _ = call(server, "search", group_by="colour", modality="text")
+    colours = [json.loads(hit.text) for hit in hits]
+    assert sum(hit["others"] + 1 for hit in colours) == index.count(modality="text")
+    [counts], _ = call(server, "count", where=["price<3"], facets=["colour"])
+    facets = index.search(where="price<3", facets="colour").facets["colour"]
+    assert json.loads(counts.text) == {"items": 3, "facets": {"colour": [[*v] for v in facets]}}
+
+
+def test_answers_are_bounded(model, tmp_path):
+    index = make_index(tmp_path, model)
+    fields = {f"field {number}": "x" * 1000 for number in range(30)}
+    index.add([NewItem("long", "word " * 4_000, fields=fields)])
+    server = make_server({"things": index})
+    [answer], _ = call(server, "search", match="word")
+    hit = json.loads(answer.text)
+    assert (len(hit["text"]), len(hit["fields"]), hit["more_fields"]) == (1500, 20, 10)
+    assert hit["fields"]["field 0"] == "x" * 300 + "…"
+    pages = [json.loads(call(server, "read_item", id="long", page=n)[0][0].text) for n in (1, 2, 3)]
+    assert "".join(page["text"] for page in pages) == index.get("long").text
+    assert (pages[0]["page"], pages[0]["pages"], len(pages[0]["fields"])) == (1, 3, 20)
 
 
 def test_an_item_is_read_with_its_picture(index):
@@ -109,6 +139,9 @@ def test_items_are_added_only_if_that_is_allowed(model, tmp_path):
     [answer], _ = call(server, "add", id="new", text="a lamp", fields={"price": 3})
     assert answer.text.strip() == "added"
     assert index.get("new").fields == {"price": 3}
+    [answer], _ = call(server, "update", id="new", fields={"price": None, "size": 4})
+    assert (answer.text, index.get("new").fields) == ("updated", {"size": 4})
+    assert call(server, "update", id="nobody", text="x")[1]
 
 
 def test_the_command_answers_over_its_standard_output(index):
