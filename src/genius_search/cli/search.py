@@ -379,8 +379,8 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
 def list_hits(hits: Hits) -> list[dict[str, Any]]:
     """Return hits for JSON, with the number of others in their groups."""
     listed = [dataclasses.asdict(hit) for hit in hits]
-    for values, num_others in zip(listed, hits.others, strict=False):
-        values["others"] = num_others
+    for values, num_others in zip(listed, hits.more_in_group, strict=False):
+        values["more_in_group"] = num_others
     return listed
 
 
@@ -415,7 +415,7 @@ def print_hits(hits: Hits, *, full: bool = False) -> None:
         columns.append("score")
     if has_probability:
         columns.append("probability")
-    if hits.others:
+    if hits.more_in_group:
         columns.append("others")
     rows = []
     for position, hit in enumerate(hits):
@@ -424,8 +424,8 @@ def print_hits(hits: Hits, *, full: bool = False) -> None:
             row.append(f"{hit.score:.4f}")
         if has_probability:
             row.append("" if hit.probability is None else f"{hit.probability:.2f}")
-        if hits.others:
-            row.append(f"{hits.others[position]:,}")
+        if hits.more_in_group:
+            row.append(f"{hits.more_in_group[position]:,}")
         text = hit.passage or hit.text or ""
         words = " ".join(text.split()) if full else shorten(text)
         content = [words or hit.image] if sys.stdout.isatty() else [hit.image, words]

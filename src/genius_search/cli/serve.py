@@ -130,13 +130,13 @@ class Serve(IndexesOptions):
 
 @command
 class Mcp(IndexesOptions):
-    """Offer indexes to agents as tools of the Model Context Protocol: search, similar, read_item.
+    """Offer indexes to agents as tools of the Model Context Protocol: they search, count, read.
 
     An agent starts this command, and communicates with it over standard input and output.
     """
 
     allow_add: bool = False
-    """Offer a further tool, which adds items."""
+    """Offer further tools, which add and update items."""
 
     http: bool = False
     """Use streamable HTTP instead, at http://127.0.0.1:PORT/mcp. Only this machine can connect."""

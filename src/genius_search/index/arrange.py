@@ -199,7 +199,7 @@ def _list_items(snapshot: Snapshot, request: SearchRequest, masks: Masks) -> Hit
         SearchHit(rank, item.id, 0.0, item.modality, item.text, item.image, item.fields, (), ())
         for rank, item in enumerate(snapshot.items_at(segments, rows), request.offset + 1)
     )
-    hits.others = [] if groups is None else groups.count_others(page)
+    hits.more_in_group = [] if groups is None else groups.count_others(page)
     return hits
 
 
@@ -227,7 +227,7 @@ def _arrange_hits(searcher: SnapshotSearcher, request: SearchRequest, masks: Mas
         ),
         calibration=snapshot.manifest.calibration,
     )
-    arranged.others = num_others[page] if request.group_by is not None else []
+    arranged.more_in_group = num_others[page] if request.group_by is not None else []
     arranged.cut_off = cut_off
     return arranged
 

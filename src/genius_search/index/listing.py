@@ -94,7 +94,14 @@ def count_items(snapshot: Snapshot, conditions: Filter, *, deadline: float = mat
         return sum(int(mask.sum()) for mask in item_masks(snapshot, conditions, deadline=deadline))
 
 
-def list_page(snapshot: Snapshot, conditions: Filter, cursor: str | None, limit: int) -> Page:
+def list_page(
+    snapshot: Snapshot,
+    conditions: Filter,
+    cursor: str | None,
+    limit: int,
+    *,
+    deadline: float = math.inf,
+) -> Page:
     """Return the next items that conditions allow, in the order of their ids.
 
     Ids are unique and never change, so that an item which exists throughout is listed exactly once,
@@ -108,7 +115,7 @@ def list_page(snapshot: Snapshot, conditions: Filter, cursor: str | None, limit:
     if not 1 <= limit <= MAX_PAGE_ITEMS:
         raise UsageError(f"limit is {limit}, it must be at least 1 and at most {MAX_PAGE_ITEMS:,}")
     with check_files_on_error(snapshot):
-        masks = item_masks(snapshot, conditions)
+        masks = item_masks(snapshot, conditions, deadline=deadline)
         following = heapq.merge(
             *(
                 _ids_after(snapshot, number, mask, cursor or "", limit + 1)

@@ -127,7 +127,7 @@ class SearchRequest:
     (:attr:`Hits.facets`)."""
     group_by: str | None = None
     """Return the first hit of each value of a field; of each content with ``content``, for copies
-    of a file; or of near-duplicates among the hits with ``near``. :attr:`Hits.others` counts the
+    of a file; or of near-duplicates among the hits with ``near``. :attr:`Hits.more_in_group` counts the
     others. An item without a value is a hit by itself."""
     deadline: float = math.inf
     """Time, on the clock of :func:`time.monotonic`, after which a search for items that meet the
@@ -429,7 +429,7 @@ class Hits(list[SearchHit]):
         self._calibration = calibration
         self.facets: dict[str, list[FacetValue]] = {}
         """Up to 100 values of each field that was counted, the most frequent first."""
-        self.others: list[int] = []
+        self.more_in_group: list[int] = []
         """For each hit of ``group_by``, the number of other items in its group that meet the
         conditions; with ``near``, the number of its near-duplicates (cosine of at least .98) among
         the hits that were compared. Empty without ``group_by``."""

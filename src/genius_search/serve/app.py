@@ -8,7 +8,7 @@ import hashlib
 import math
 import pathlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Final, cast
 
@@ -30,7 +30,7 @@ from genius_search import __version__
 from genius_search.data.images import encode_jpeg, image_type, open_image
 from genius_search.errors import BadImage, GeniusError
 from genius_search.index.index import Index, current_state
-from genius_search.serve import schemas
+from genius_search.serve import items, schemas
 from genius_search.serve.body import read_body
 from genius_search.serve.describe import (
     describe_index,
@@ -90,6 +90,11 @@ async def find_index(
 
 
 NamedIndex = Annotated[Served, Depends(find_index)]
+WhereQuery = Annotated[
+    Sequence[schemas.Condition],
+    Query(max_length=50, description="Conditions on fields; all must hold."),
+]
+MatchQuery = Annotated[schemas.Condition | None, Query(description="Words that the text contains.")]
 IdQuery = Annotated[str, Query(alias="id", min_length=1, max_length=500)]
 
 
@@ -296,17 +301,71 @@ async def add_items(request: Request, served: NamedIndex) -> schemas.Added:
     return added
 
 
+@router.patch("/v1/items", openapi_extra=document_body(items.Updates))
+async def update_items(request: Request, served: NamedIndex) -> items.Updated:
+    """Change fields and texts of items without their vectors, in one step.
+
+    When the response arrives, the changes are on the disk and searchable.
+    """
+    body, _ = await read_body(request, items.Updates, get_service(request).parsers)
+    return await get_service(request).change(
+        served.name, lambda index: items.update(index, body.updates)
+    )
+
+
 @router.delete("/v1/items")
 async def delete_items(
     request: Request,
     served: NamedIndex,
-    ids: Annotated[list[schemas.ItemId], Query(alias="id", min_length=1, max_length=1_000)],
+    ids: Annotated[list[schemas.ItemId], Query(alias="id", max_length=1_000)] = [],  # noqa: B006
+    where: WhereQuery = (),
 ) -> schemas.Deleted:
-    """Delete items. When the response arrives, searches no longer find them."""
+    """Delete items by their ids, or all items that meet conditions.
+
+    When the response arrives, searches no longer find them.
+    """
+    conditions = items.read_filter(where)
     deleted = await get_service(request).change(
-        served.name, lambda index: index.delete(ids, wait_seconds=MAX_CHANGE_WAIT_SECONDS)
+        served.name,
+        lambda index: index.delete(
+            ids or None, where=conditions, wait_seconds=MAX_CHANGE_WAIT_SECONDS
+        ),
     )
     return schemas.Deleted(deleted=deleted.deleted, missing=deleted.missing)
+
+
+@router.get("/v1/items/count")
+def count_items(
+    served: NamedIndex, where: WhereQuery = (), match: MatchQuery = None
+) -> items.ItemCount:
+    """Count the items that meet conditions."""
+    return items.count(served.index, items.read_filter(where, match))
+
+
+@router.get("/v1/items/scroll", response_model=items.ItemsPage)
+def scroll(
+    served: NamedIndex,
+    where: WhereQuery = (),
+    match: MatchQuery = None,
+    cursor: Annotated[str | None, Query(max_length=500, description="Of the page before.")] = None,
+    limit: Annotated[int, Query(ge=1, le=items.MAX_PAGE)] = 100,
+) -> Response:
+    """Return a page of the items in the order of their ids, and the cursor of the next page.
+
+    Each item that exists from the first page to the last is returned exactly once.
+    """
+    conditions = items.read_filter(where, match)
+    page = items.write_page(served.index, served.name, conditions, cursor, limit)
+    return Response(page, media_type="application/json")
+
+
+@router.get("/v1/items/vectors")
+def get_vectors(
+    served: NamedIndex,
+    ids: Annotated[list[schemas.ItemId], Query(alias="id", min_length=1, max_length=100)],
+) -> items.Vectors:
+    """Return the stored vectors of items, in the order of the ids."""
+    return items.Vectors(vectors=served.index.get_vectors(ids).tolist())
 
 
 @router.get("/v1/indexes")
@@ -334,7 +393,13 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     schema = get_openapi(
         title=app.title, version=app.version, summary=app.summary, routes=app.routes
     )
-    bodies = (schemas.SearchBody, schemas.ExplainBody, schemas.NewItems, schemas.ProblemDetails)
+    bodies = (
+        schemas.SearchBody,
+        schemas.ExplainBody,
+        schemas.NewItems,
+        items.Updates,
+        schemas.ProblemDetails,
+    )
     template = "#/components/schemas/{model}"
     _, models = models_json_schema([(body, "validation") for body in bodies], ref_template=template)
     schema["components"]["schemas"] |= models["$defs"]

@@ -91,8 +91,8 @@ class Tools:
         options |= {"order_by": order_by, "group_by": group_by}
         hits = self._find_index(index).search(text, image=_read_picture(image), **options)
         described = [*map(_describe_hit, hits)]
-        for facts, num_others in zip(described, hits.others, strict=False):
-            facts["others"] = num_others
+        for facts, num_others in zip(described, hits.more_in_group, strict=False):
+            facts["more_in_group"] = num_others
         return described
 
     def count(

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
@@ -17,6 +17,7 @@ from genius_search.config import SearchConfig, SearchSettings
 from genius_search.data.images import SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.encoders.base import VectorEncoder
 from genius_search.errors import GeniusError
+from genius_search.index.filters import Filter
 from genius_search.index.index import Index
 from genius_search.index.query import adjust_settings
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
@@ -113,6 +114,9 @@ def read_query(
         k=search.k,
         offset=search.offset,
         beam=search.beam,
+        order_by=search.order_by,
+        facets=search.facets,
+        group_by=search.group_by,
         deadline=deadline,
     )
     _check_limits(request, search)
@@ -162,11 +166,8 @@ def in_field(path: str) -> Iterator[None]:
 
 def _check_limits(request: SearchRequest, search: schemas.Search) -> None:
     """Raise :class:`Problem` for a request that would reveal paths or take too long."""
-    conditions = () if request.filter is None else request.filter.conditions
-    if any(condition.column == "image" for condition in conditions):
-        raise Problem(
-            422, "where: the image of an item is a path on the server, and cannot be compared"
-        )
+    if request.filter is not None:
+        refuse_paths(request.filter)
     if not request.query:
         return
     if request.k + request.offset > schemas.MAX_HTTP_HITS:
@@ -180,6 +181,14 @@ def _check_limits(request: SearchRequest, search: schemas.Search) -> None:
             422,
             f"rerank: none allows at most {schemas.QUICK_HITS} hits or beams, counted for each "
             "alternative; request fewer, or leave out rerank",
+        )
+
+
+def refuse_paths(conditions: Filter) -> None:
+    """Raise :class:`Problem` for conditions that would reveal paths."""
+    if any(condition.column == "image" for condition in conditions.conditions):
+        raise Problem(
+            422, "where: the image of an item is a path on the server, and cannot be compared"
         )
 
 
@@ -235,6 +244,7 @@ def encode_results(
         head = {
             "settings": describe_settings(index, settings, request.beam, width),
             "good_match": hits.good_match,
+            **describe_arrangement(request, hits),
         }
         encoded = []
         for hit in hits:
@@ -248,6 +258,20 @@ def encode_results(
                 )
         results.append(to_json(head)[1:-1] + b',"hits":[' + b",".join(encoded) + b"]")
     return results
+
+
+def describe_arrangement(request: SearchRequest, hits: Hits) -> dict[str, Any]:
+    """Return the counts of values and groups, and which hits were sorted, as far as asked for."""
+    described: dict[str, Any] = {}
+    if request.facets:
+        described["facets"] = {
+            name: [value._asdict() for value in values] for name, values in hits.facets.items()
+        }
+    if request.group_by is not None:
+        described["more_in_group"] = hits.more_in_group
+    if hits.cut_off is not None:
+        described["cut_off"] = hits.cut_off
+    return described
 
 
 def encode_hit(hit: SearchHit, index: str, names: list[str] | None) -> bytes:

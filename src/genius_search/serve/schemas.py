@@ -36,7 +36,7 @@ from starlette.responses import Response
 from genius_search.border import REAL_DTYPES, as_id
 from genius_search.config import Rerank, Router
 from genius_search.errors import BadData, DeadlinePassed, GeniusError, UsageError
-from genius_search.index.request import SearchHit
+from genius_search.index.request import CutOff, SearchHit
 from genius_search.index.snapshot import UnknownItem
 from genius_search.index.writer import HeldByAnother, NotWritable
 from genius_search.records import Modality, composed
@@ -68,6 +68,8 @@ MAX_ITEMS: Final = 1_000
 """Maximum number of items that one request adds."""
 MAX_QUERY_PARTS: Final = 16
 """Maximum number of parts of a query."""
+MAX_FACETS: Final = 20
+"""Maximum number of fields whose values a search counts."""
 MAX_SEARCHES: Final = 100
 """Maximum number of searches in one request."""
 DEADLINE_MS: Final = 60_000
@@ -198,6 +200,22 @@ class Search(RequestBody):
         description="Number of hits to skip, for further pages. With a query, k and offset "
         f"together are at most {MAX_HTTP_HITS:,}.",
     )
+    order_by: Condition | None = Field(
+        None,
+        description="Field to sort by, after a minus sign descending. Without a query, all items "
+        "that meet the conditions are sorted, with one the hits above a cut-off.",
+        examples=["-price"],
+    )
+    facets: list[Condition] = Field(
+        [],
+        max_length=MAX_FACETS,
+        description="Fields whose values to count among all items that meet the conditions.",
+    )
+    group_by: Condition | None = Field(
+        None,
+        description="Return one hit for each value of this field, for each content (content), or "
+        "for near-duplicates (near).",
+    )
     beam: int | None = Field(
         None, ge=1, le=1_000, description="Number of partial IDs to follow at each level."
     )
@@ -260,7 +278,7 @@ class ExplainBody(OneSearch):
     id: ItemId
 
 
-def _refuse_surrogates(fields: object) -> object:
+def refuse_surrogates(fields: object) -> object:
     """Raise an error for lone surrogates, which pydantic accepts in nested JSON only."""
     json.dumps(fields, ensure_ascii=False).encode()
     return fields
@@ -276,7 +294,7 @@ class NewItem(RequestBody):
     modality: Modality | None = Field(
         None, description="Modality of an item with a vector. Default: text."
     )
-    fields: Annotated[dict[str, JsonValue] | None, AfterValidator(_refuse_surrogates)] = Field(
+    fields: Annotated[dict[str, JsonValue] | None, AfterValidator(refuse_surrogates)] = Field(
         None, description="Fields to filter by."
     )
 
@@ -314,12 +332,28 @@ class Item(BaseModel):
     codes: list[int] = Field(description="Its ID: the code of its modality, then a code per level.")
 
 
+class FacetValue(BaseModel):
+    """A value of a field, and the number of items that have it."""
+
+    value: JsonValue
+    items: int
+
+
 class SearchHits(BaseModel):
     """Hits of a search, best first."""
 
     settings: SearchSettings
     good_match: bool | None = Field(
         description="Whether the first hit is probably right; null if unknown."
+    )
+    facets: dict[str, list[FacetValue]] | None = Field(
+        None, description="Up to 100 values of each counted field, the most frequent first."
+    )
+    more_in_group: list[int] | None = Field(
+        None, description="With group_by: the number of other items in the group of each hit."
+    )
+    cut_off: CutOff | None = Field(
+        None, description="With a query and order_by: which hits were sorted."
     )
     hits: list[SearchHit] = Field(
         description="The hits. `image` is the path of the picture on this server."

@@ -240,10 +240,12 @@ def is_quick_search(search: schemas.Search) -> bool:
     _, excluded_words = split_excluded(search.text or "")
     has_conditions = bool(search.where or search.match or excluded_words)
     has_settings = any((search.beam, search.rerank, search.router, search.candidates))
+    is_arranged = bool(search.order_by or search.facets or search.group_by)
     has_query = bool(search.text or search.parts) or search.vector is not None
     is_sum = has_query and search.combine == "sum"
     is_small = search.k + search.offset <= schemas.QUICK_HITS
-    return is_sum and is_small and not (is_long or has_conditions or has_settings)
+    is_plain = not (has_conditions or has_settings or is_arranged)
+    return is_sum and is_small and is_plain and not is_long
 
 
 class VectorItem(NamedTuple):

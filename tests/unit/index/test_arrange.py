@@ -97,11 +97,11 @@ def test_values_are_counted_among_all_items_that_the_conditions_allow(index):
 
 def test_one_hit_for_each_value_with_the_number_of_the_others(index):
     hits = index.search(group_by="brand")
-    assert (ids(hits), hits.others) == ("fea", [1, 0, 2])
+    assert (ids(hits), hits.more_in_group) == ("fea", [1, 0, 2])
     hits = index.search(group_by="brand", where="price>5", order_by="-price")
-    assert (ids(hits), hits.others) == ("cf", [1, 0])
+    assert (ids(hits), hits.more_in_group) == ("cf", [1, 0])
     hits = index.search(vector=VECTORS[3], group_by="brand", k=2)
-    assert (hits[0].id, hits.others[0], len(hits)) == ("d", 2, 2)
+    assert (hits[0].id, hits.more_in_group[0], len(hits)) == ("d", 2, 2)
     assert len({hit.fields["brand"] for hit in hits}) == 2
     assert len(index.search(vector=VECTORS[3], group_by="brand", k=2, offset=2)) == 1
     assert ids(index.search(group_by="taken")) == "febacd"[:2] + "abcd"
@@ -112,7 +112,7 @@ def test_near_duplicates_are_one_hit(index):
     index.add_vectors(nearby, ids=["x", "y"], fields=[{"brand": "x"}] * 2)
     hits = index.search(vector=VECTORS[0], group_by="near", k=20)
     assert len(hits) == 6
-    assert hits.others[0] == 1
+    assert hits.more_in_group[0] == 1
     with pytest.raises(UsageError, match="needs a query"):
         index.search(group_by="near")
 
@@ -120,8 +120,8 @@ def test_near_duplicates_are_one_hit(index):
 def test_copies_are_one_hit(model, tmp_path):
     items = [NewItem("1", "a kite"), NewItem("2", "a kite"), NewItem("3", "a boat")]
     encoded = Index.create(tmp_path / "encoded", items, model=model)
-    assert encoded.search(group_by="content").others == [1, 0]
-    assert encoded.search("a kite", group_by="content", k=1).others[0] in (0, 1)
+    assert encoded.search(group_by="content").more_in_group == [1, 0]
+    assert encoded.search("a kite", group_by="content", k=1).more_in_group[0] in (0, 1)
     assert len(encoded.search("a kite", group_by="content")) == 2
 
 

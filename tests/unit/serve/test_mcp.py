@@ -67,7 +67,7 @@ def test_hits_are_sorted_grouped_and_counted(index):
     ]
     hits, _ = call(server, "search", group_by="colour", modality="text")
     colours = [json.loads(hit.text) for hit in hits]
-    assert sum(hit["others"] + 1 for hit in colours) == index.count(modality="text")
+    assert sum(hit["more_in_group"] + 1 for hit in colours) == index.count(modality="text")
     [counts], _ = call(server, "count", where=["price<3"], facets=["colour"])
     facets = index.search(where="price<3", facets="colour").facets["colour"]
     assert json.loads(counts.text) == {"items": 3, "facets": {"colour": [[*v] for v in facets]}}
