@@ -92,7 +92,7 @@ def _count_values(
     most_frequent = heapq.nsmallest(
         MAX_FACET_VALUES, totals.items(), key=lambda entry: (-entry[1], sort_key(entry[0]))
     )
-    return [FacetValue(as_shown(value), count) for value, count in most_frequent]
+    return [FacetValue(as_shown(field, value), count) for value, count in most_frequent]
 
 
 class _Order:

@@ -33,6 +33,7 @@ from genius_search.errors import UsageError
 from genius_search.index.filters import Condition, Filter, check_fields, parse_field
 from genius_search.index.items import ItemStore, spell_path
 from genius_search.index.snapshot import Snapshot
+from genius_search.records import Modality
 
 CONTENT: Final = "content"
 """Groups items by their content hash; a quoted name is a field."""
@@ -89,7 +90,7 @@ class FieldColumn:
     def __init__(self, entries: Sequence[tuple[Value, str]], num_rows: int) -> None:
         self.values: list[Value] = [value for value, _ in entries]
         self._num_rows = num_rows
-        counts = [joined.count(",") + 1 for _, joined in entries]
+        counts = np.array([joined.count(",") + 1 for _, joined in entries], dtype=np.int64)
         joined_rows = ",".join(joined for _, joined in entries)
         self.rows: Int32[np.ndarray, " entries"] = np.fromstring(
             joined_rows, dtype=np.int32, sep=","
@@ -180,11 +181,13 @@ def sort_key(value: Value) -> SortKey:
             return 0, value
 
 
-def as_shown(value: Value) -> ShownValue:
+def as_shown(field: ItemField, value: Value) -> ShownValue:
     """Return a value of the table of fields as the user gave it."""
     match value:
         case bytes() | None:
             return value == TRUE
+        case str() if field.column == "modality":
+            return Modality.parse(value).value
         case _:
             return value
 
