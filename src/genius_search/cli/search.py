@@ -209,17 +209,15 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     """Number of hits to skip, for further pages."""
 
     order_by: OptionalName = None
-    """Sort by a field: price, or --order-by=-price for the greatest first; with a query, the best
-    hits are sorted."""
+    """Sort by a field: price, or --order-by=-price."""
 
     facets: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD")
     ] = ()
-    """Print the values of a field and how many items that meet the conditions have them."""
+    """Count the values of a field."""
 
     group_by: OptionalName = None
-    """Print one hit for each value of this field, for each content (content) or for near-duplicates
-    (near), with the number of the others."""
+    """One hit for each value of a field, content or near."""
 
     beam: OptionalInt = None
     """Number of partial IDs to follow at each level. Default: 10, or 128 above 500,000 items."""
@@ -227,29 +225,28 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     rerank: Annotated[
         Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")
     ] = None
-    """Rank by the generator (none), by codes, or by stored embeddings. Default: depends on the
-    index."""
+    """Rank by the generator (none), codes, or embeddings."""
 
     router: Annotated[Literal["generator", "geometry"] | None, optional("{generator,geometry}")] = (
         None
     )
-    """Find candidates with the generator, or by the distance of their codes. Default: geometry."""
+    """How to find candidates. Default: geometry."""
 
     candidates: OptionalInt = None
-    """Stop the beam search when this many IDs remain to be ranked; 0 follows all levels. Default:
-    all IDs up to 100,000, or a share of more."""
+    """Stop the beam search when this many IDs remain; 0: never. Default: all IDs up to 100,000, or
+    a share of more."""
 
     config: OptionalFile = None
     """TOML file with further fields of genius_search.SearchConfig."""
 
     files_only: bool = False
-    """Print only the path of each hit's file; for a text in an index, its id."""
+    """Print only files, or ids of texts."""
 
     full: bool = False
     """Print long texts and passages in full."""
 
     explain: Annotated[str | None, optional("ID")] = None
-    """Explain why the search finds or misses the item with this id."""
+    """Explain the rank of the item with this id."""
 
     def run(self) -> int:
         self._check_flags()
@@ -349,7 +346,8 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
     def _print_result(self, hits: Hits, about: dict[str, Any]) -> int:
         """Print hits and advice, and return the exit status."""
         if self.json:
-            print_json({**about, **describe_arrangement(hits), "hits": list_hits(hits)})
+            listed = [dataclasses.asdict(hit) for hit in hits]
+            print_json({**about, **describe_arrangement(hits), "hits": listed})
         elif not hits:
             print("nothing found", file=sys.stderr)
         elif self.files_only:
@@ -376,24 +374,14 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
         return {name: value for name, value in options.items() if value is not None}
 
 
-def list_hits(hits: Hits) -> list[dict[str, Any]]:
-    """Return hits for JSON, with the number of others in their groups."""
-    listed = [dataclasses.asdict(hit) for hit in hits]
-    for values, num_others in zip(listed, hits.more_in_group, strict=False):
-        values["more_in_group"] = num_others
-    return listed
-
-
 def describe_arrangement(hits: Hits) -> dict[str, Any]:
-    """Return the counts of values, and which hits were sorted, for JSON."""
-    about: dict[str, Any] = {}
-    if hits.facets:
-        about["facets"] = {
-            name: [value._asdict() for value in values] for name, values in hits.facets.items()
-        }
-    if hits.cut_off is not None:
-        about["cut_off"] = hits.cut_off
-    return about
+    """Return counts of values and groups, and which hits were sorted, for JSON."""
+    facets = {name: [value._asdict() for value in values] for name, values in hits.facets.items()}
+    return {
+        "facets": facets or None,
+        "more_in_group": hits.more_in_group or None,
+        "cut_off": hits.cut_off,
+    }
 
 
 def print_facets(hits: Hits) -> None:

@@ -43,7 +43,7 @@ MAX_COMPARED_CHARACTERS: Final = 200
 """Texts that are equal up to here count as one value, and are not sorted further."""
 SortKey: TypeAlias = tuple[int, float | str | bytes]
 ShownValue: TypeAlias = str | int | float | bool
-_VALUE: Final = (
+_CUT_VALUE: Final = (
     f"CASE typeof(value) WHEN 'text' THEN substr(value, 1, {MAX_COMPARED_CHARACTERS}) "
     "ELSE value END"
 )
@@ -155,7 +155,7 @@ def read_column(store: ItemStore, field: ItemField, *, deadline: float = math.in
     if not isinstance(column, FieldColumn):
         if field.column is None:
             number = store.field_names.get(key)
-            source, value = "fields WHERE name = ? GROUP BY value", _VALUE
+            source, value = "fields WHERE name = ? GROUP BY value", _CUT_VALUE
             entries = store.rows_by_value(source, value, "value", [number], deadline)
         else:
             value = f"CAST({field.column} AS TEXT)"

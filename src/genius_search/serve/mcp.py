@@ -34,7 +34,7 @@ MAX_FIELDS: Final = 20
 """Maximum number of fields of an item, and of values of a facet."""
 MAX_VALUE_CHARACTERS: Final = 300
 """Maximum length of the value of a field."""
-MAX_FACETS: Final = 5
+MAX_AGENT_FACETS: Final = 5
 """Maximum number of fields whose values are counted at once."""
 
 Hits: TypeAlias = list[dict[str, Any]]
@@ -56,7 +56,7 @@ Group = Annotated[
     str | None, Field(description="Return one hit for each value of this field, or each 'content'.")
 ]
 Facets = Annotated[
-    tuple[str, ...], Field(max_length=MAX_FACETS, description="Fields whose values to count.")
+    tuple[str, ...], Field(max_length=MAX_AGENT_FACETS, description="Fields whose values to count.")
 ]
 PageNumber = Annotated[int, Field(ge=1, description="Page of a long text.")]
 Count = Annotated[int, Field(ge=1, le=100, description="Number of hits.")]

@@ -65,8 +65,9 @@ def test_with_a_query_the_first_hits_are_sorted(index):
 
 def test_only_hits_above_the_least_score_are_sorted(index, monkeypatch):
     best = index.search(vector=VECTORS[2], k=3)
-    least = {"text": best[2].score - 1e-6}
-    monkeypatch.setattr(index._state.searcher, "_least_scores", least)
+    searcher = index._state.searcher
+    settings = searcher._hit_settings._replace(least_scores={"text": best[2].score - 1e-6})
+    monkeypatch.setattr(searcher, "_hit_settings", settings)
     hits = index.search(vector=VECTORS[2], order_by="price")
     assert (hits.cut_off, set(ids(hits))) == ("least score", set(ids(best)))
 
