@@ -52,9 +52,8 @@ from research.figures import COLOURS, GRID, INK, new_figure
 from research.table import Table
 
 BITS: Final[tuple[EmbeddingBits, ...]] = (1, 2, 4)
-FACTORS: Final = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
-"""Of the default candidates and beam."""
-WIDEST: Final = 256
+MARGIN_CHANGES: Final = (-1.5, -1, -0.5, 0, 0.5, 1)
+"""Added to the default margin; the shortlist is 2 to this power times as long."""
 LISTS: Final = (8, 16, 32, 64, 128, 256)
 NODES: Final = (16, 32, 64, 128, 256, 512)
 """Nodes of a graph in view."""
@@ -64,8 +63,8 @@ CHANGED: Final = 1000
 """Items that are added and deleted."""
 REACHED: Final = 0.95
 """Of exact search's ten, by the graph whose time filtered searches are compared with."""
-SCALE_BYTES: Final = 3
-"""Of a stored embedding: its scale and its density."""
+SCALE_BYTES: Final = 4
+"""Of a stored embedding: its scale, its density and its length."""
 OURS: Final = "GENIUS"
 EXACT: Final = "exact"
 LIBRARIES: Final = (
@@ -238,6 +237,8 @@ def ours(index: Index, bits: EmbeddingBits, *, is_default: bool) -> Iterator[Met
     [segment] = current_state(index).snapshot.segments
     table = segment.table
     codes = (table.nbytes + table.bucket_starts.nbytes + table.items.nbytes) / table.num_items
+    if segment.fine is not None:
+        codes += segment.fine.blocks.nbytes / table.num_items
     stored = codes + stored_width(index.model.dim, bits) + SCALE_BYTES
     name = f"{bits} bit{'s' * (bits > 1)}"
     ways = [
@@ -246,11 +247,12 @@ def ours(index: Index, bits: EmbeddingBits, *, is_default: bool) -> Iterator[Met
     ]
     ways += [("codes", replace(usual, rerank="codes"), codes)] if bits == BITS[0] else []
     for name, settings, size in ways:
-        for factor in FACTORS:
-            beam = min(WIDEST, max(K, round(usual.beam * factor)))
-            config = replace(settings, candidates=round(usual.candidates * factor), beam=beam)
-            effort = f"{config.candidates:,} candidates"
-            marked = is_default and factor == 1 and settings is usual
+        for change in MARGIN_CHANGES:
+            margin = settings.margin + change
+            shortlist = round(settings.shortlist * 2**change)
+            config = replace(settings, margin=margin, shortlist=shortlist)
+            effort = f"margin {margin:g}, {shortlist} compared"
+            marked = is_default and not change and settings is usual
             yield Method(f"{OURS}, {name}", effort, find_rows(index, config), size, marked)
 
 

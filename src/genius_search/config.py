@@ -201,6 +201,10 @@ class SearchSettings(SearchConfig):
     shortlist: Limit = field()
     density_weight: NonNegative = field()
 
+    margin: NonNegative = field()
+    """In an index with fine codes: leave out the cells from which an item reaches the shortlist
+    only if its fine codes add more than this many standard deviations above their mean."""
+
     def with_options(self, config: SearchConfig) -> SearchSettings:
         """Return these settings with the options of ``config`` that are not None.
 
@@ -232,6 +236,7 @@ PAPER_SEARCH: Final = SearchSettings(
     router="generator",
     shortlist=0,
     density_weight=0.0,
+    margin=0.0,
 )
 """The search of the paper: the generator decodes every level, and its probabilities order the
 hits."""
@@ -243,6 +248,7 @@ DEFAULT_SEARCH: Final = SearchSettings(
     router="geometry",
     shortlist=100,
     density_weight=DENSITY_WEIGHT,
+    margin=0.0,
 )
 """Base of the default settings: follow the nearest codes until at most 1000 candidates remain, rank
 them by codes, and compare the best 100 by stored embeddings, if there are any."""
@@ -299,6 +305,32 @@ def default_search(items: int) -> SearchSettings:
     )
     shortlist = 0 if items <= MAX_COMPARED_POOL else DEFAULT_SEARCH.shortlist
     return dataclasses.replace(weighted, candidates=candidates, shortlist=shortlist)
+
+
+CELL_SHORTLIST: Final = 200
+"""Number of items that are compared by embeddings in pools with fine codes up to
+:data:`MAX_EXHAUSTIVE_POOL`; in larger pools, four times as many."""
+CELL_MARGIN: Final = 3.0
+"""Default margin of pools with fine codes (:attr:`SearchSettings.margin`)."""
+MAX_SCANNED_SHARE: Final = 4
+"""In pools above :data:`MAX_EXHAUSTIVE_POOL`, at most one item in this many is scanned."""
+
+
+@lru_cache
+def default_cell_search(items: int) -> SearchSettings:
+    """Return the default settings of an index of ``items`` items with fine codes.
+
+    Items are scanned by their fine codes cell by cell, until no other cell may have an item for the
+    shortlist. When the index is created, the shortlist and the margin grow until it finds enough of
+    what exact search finds (:mod:`genius_search.index.measure`).
+    """
+    is_small = items <= MAX_EXHAUSTIVE_POOL
+    return dataclasses.replace(
+        default_search(items),
+        candidates=items if is_small else max(MAX_EXHAUSTIVE_POOL, items // MAX_SCANNED_SHARE),
+        shortlist=CELL_SHORTLIST if is_small else 4 * CELL_SHORTLIST,
+        margin=CELL_MARGIN,
+    )
 
 
 def routed_by_generator(default_settings: SearchSettings) -> SearchSettings:

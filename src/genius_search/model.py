@@ -317,7 +317,8 @@ class Genius:
     def ranker(self) -> CodeRanker:
         """The ranker, which scores IDs by their code vectors."""
         codebooks = self.codebooks
-        return CodeRanker(codebooks.tables(), codebooks.spread, codebooks.config.norm_weight)
+        norm_weight = codebooks.config.norm_weight
+        return CodeRanker(codebooks.tables(), codebooks.spread, norm_weight, codebooks.fine)
 
     @cached_property
     def decoder(self) -> Decoder:

@@ -23,6 +23,7 @@ from genius_search.cli.options import (
     JsonOption,
     OpenIndexOptions,
     OptionalFile,
+    OptionalFloat,
     OptionalFolder,
     OptionalInt,
     OptionalName,
@@ -88,11 +89,15 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
 
     embedding_bits: Annotated[Literal[1, 2, 4, 8, 16] | None, optional("{1,2,4,8,16}")] = None
     """Bits per number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a
-    model, otherwise 4, or 2 from a million items on."""
+    model; otherwise 8, 4 from 16,385 items on, or 2 from a million on."""
 
     levels: OptionalInt = None
-    """Without a model: number of codes in an ID, one byte each. More codes rank closer to exact
-    search. Default: 12."""
+    """Without a model: number of codes in an ID, one byte each. By default one or two, followed by
+    fine codes of four bits, which take less time to search."""
+
+    recall: OptionalFloat = None
+    """Without a model: share of exact search's first ten to find, such as 0.95. Bits and time of a
+    search follow from it. Default: 0.975, or 0.9 above 100,000 items."""
 
     query_vectors: OptionalFile = None
     """Without a model: a .npy file with the encoder's vectors of at least 100 typical queries.
@@ -118,6 +123,7 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
                 "embeddings": self.embeddings,
                 "embedding_bits": self.embedding_bits,
                 "levels": self.levels,
+                "recall": self.recall,
                 "query_vectors": read_vectors(self.query_vectors),
                 "device": self.device,
                 "download": download,
@@ -259,6 +265,9 @@ class Refit(WaitOption, OpenIndexOptions):
     levels: OptionalInt = None
     """Number of codes in an ID, one byte each. Default: unchanged."""
 
+    recall: OptionalFloat = None
+    """Share of exact search's first ten to find, such as 0.95. Default: unchanged."""
+
     query_vectors: OptionalFile = None
     """A .npy file with the encoder's vectors of at least 100 typical queries, as for `genius index
     create`. Default: the previous ones."""
@@ -270,6 +279,7 @@ class Refit(WaitOption, OpenIndexOptions):
             query_vectors = read_vectors(self.query_vectors)
             index.refit(
                 levels=self.levels,
+                recall=self.recall,
                 query_vectors=query_vectors,
                 progress=progress,
                 wait_seconds=self.wait,

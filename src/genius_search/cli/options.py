@@ -31,6 +31,7 @@ DataArgument = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DATA
 OptionalFolder = Annotated[Path | None, optional("FOLDER")]
 OptionalFile = Annotated[Path | None, optional("FILE")]
 OptionalInt = Annotated[int | None, optional("INT")]
+OptionalFloat = Annotated[float | None, optional("FLOAT")]
 Words = Annotated[str | None, optional("WORDS")]
 OptionalName = Annotated[str | None, optional("NAME")]
 Embeddings = Annotated[Literal["none", "fused", "raw"] | None, optional("{none,fused,raw}")]

@@ -28,7 +28,13 @@ from genius_search.cluster.searcher import (
 )
 from genius_search.encoders.open import absolute_spec, load_encoder
 from genius_search.errors import BadData, UsageError
-from genius_search.index.build import add_pool, find_changes, fit_model, new_manifest
+from genius_search.index.build import (
+    add_pool,
+    default_levels,
+    find_changes,
+    fit_model,
+    new_manifest,
+)
 from genius_search.index.items import Item
 from genius_search.index.pool import Pool, open_pool
 from genius_search.index.snapshot import Snapshot
@@ -228,6 +234,7 @@ def _fit_model(
         changes.features,
         items=num_items,
         fingerprint=changes.fingerprint,
+        levels=default_levels(settings.embeddings),
         progress=progress,
     )
 

@@ -80,15 +80,30 @@ from genius_search.index.writer import (
 )
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
+from genius_search.nn.fine import pack_fine_codes
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
-from genius_search.search.vectors import EmbeddingBits, is_residual, quantize
+from genius_search.search.vectors import (
+    EmbeddingBits,
+    Quantized,
+    dequantize,
+    fit_scales,
+    is_residual,
+    quantize,
+)
 from genius_search.training.codebooks import LEVELS, fit_codebooks, query_metric
 
 MAX_BATCH_ITEMS: Final = 4096
-"""Maximum number of items that are looked up, or whose IDs are computed, together."""
+"""Maximum number of items that are looked up together."""
+MAX_ENCODED_ITEMS: Final = 16_384
+"""Maximum number of items whose IDs and densities are computed together."""
+FEW_ITEMS: Final = 16_384
+"""Number of items up to which embeddings have eight bits per number by default: few items take
+little memory, and their own vectors find them whatever they resemble."""
 MANY_ITEMS: Final = 1_000_000
 """Number of items from which on embeddings have two bits per number by default."""
+MIN_GROWTH: Final = 1.5
+"""Growth since the last measurement, as a factor, from which on recall is measured again."""
 LEFTOVERS: Final = frozenset(
     {LOCK, WORK, TEMPORARY, PICTURES, SEGMENTS, f"{CURRENT}.tmp", Path(OWN_MODEL).name}
 )
@@ -500,7 +515,18 @@ def add_pool(
         pool_changes.encode(work, progress)
         if not may_be_empty:
             pool_changes.require_any()
-        return write_changes(writer, model, pool_changes, progress)
+        summary = write_changes(writer, model, pool_changes, progress)
+    _measure_again(writer, model)
+    return summary
+
+
+def _measure_again(writer: Writer, model: Genius) -> None:
+    """Measure the recall of an index again if it has grown by half since it was measured."""
+    snapshot = writer.snapshot
+    measured = snapshot.manifest.measured
+    if measured is not None and snapshot.num_rows > MIN_GROWTH * measured.items:
+        unmeasured = Snapshot(snapshot.manifest.replace(measured=None), snapshot.segments)
+        writer.update_manifest(measured=measure_recall(model, unmeasured))
 
 
 def create_index(
@@ -512,6 +538,7 @@ def create_index(
     embeddings: StoredEmbeddings | None,
     embedding_bits: EmbeddingBits | None,
     levels: int | None,
+    recall: float | None,
     query_vectors: Shaped[np.ndarray, ...] | None,
     captions: bool,
     device: str,
@@ -521,7 +548,8 @@ def create_index(
 ) -> tuple[Genius, ChangeSummary]:
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     check_bits(embedding_bits, embeddings)
-    levels = _check_levels(levels, query_vectors, has_model=model is not None)
+    check_recall(recall)
+    levels = _check_levels(levels, query_vectors, embeddings, has_model=model is not None)
     trained, used_encoder = _open_model(pool, model, encoder, device=device, download=download)
     require_free_folder(folder)
     is_new_folder = not folder.exists()
@@ -541,7 +569,9 @@ def create_index(
                 manifest = new_manifest(trained, embeddings, embedding_bits)
             else:
                 new_model = _fit_own_model(folder, pool_changes, levels, query_vectors, progress)
-                manifest = _own_manifest(new_model, pool_changes, embeddings, embedding_bits)
+                manifest = _own_manifest(
+                    new_model, pool_changes, embeddings, embedding_bits, recall
+                )
             num_written = _write_first_state(
                 writer,
                 new_model,
@@ -557,15 +587,35 @@ def create_index(
         return new_model, pool_changes.summary(num_written, 0)
 
 
+def check_recall(recall: float | None) -> None:
+    """Raise :class:`UsageError` unless a target of recall is a share."""
+    if recall is not None and not 0 < recall < 1:
+        raise UsageError(f"recall: {recall} is no share between 0 and 1; 0.95 is usual")
+
+
 def _check_levels(
-    levels: int | None, query_vectors: Shaped[np.ndarray, ...] | None, *, has_model: bool
-) -> int:
-    """Return the number of levels of a new index; a trained model already has its codebooks."""
+    levels: int | None,
+    query_vectors: Shaped[np.ndarray, ...] | None,
+    embeddings: StoredEmbeddings | None,
+    *,
+    has_model: bool,
+) -> int | None:
+    """Return the number of levels of a new index; None stands for cells with fine codes.
+
+    Cells need fused embeddings to compare. A trained model already has its codebooks.
+    """
     if has_model and not (levels is None and query_vectors is None):
         raise UsageError(
             "a trained model has its codebooks; give levels or query vectors without one"
         )
-    return LEVELS if levels is None else validate_settings(CodebookConfig(levels=levels)).levels
+    if levels is None:
+        return default_levels(embeddings)
+    return validate_settings(CodebookConfig(levels=levels)).levels
+
+
+def default_levels(embeddings: StoredEmbeddings | None) -> int | None:
+    """Return the number of levels of an index without a trained model; None stands for cells."""
+    return None if embeddings in (None, "fused") else LEVELS
 
 
 def _open_model(
@@ -591,7 +641,7 @@ def _open_model(
 def _fit_own_model(
     folder: Path,
     pool_changes: PoolChanges,
-    levels: int,
+    levels: int | None,
     query_vectors: Shaped[np.ndarray, ...] | None,
     progress: Progress,
 ) -> Genius:
@@ -614,6 +664,7 @@ def _own_manifest(
     pool_changes: PoolChanges,
     embeddings: StoredEmbeddings | None,
     bits: EmbeddingBits | None,
+    recall: float | None,
 ) -> IndexManifest:
     """Return the first manifest of an index whose model was fitted to its items.
 
@@ -622,9 +673,11 @@ def _own_manifest(
     num_fitted = len(pool_changes.features)
     if bits is None and embeddings in (None, "fused"):
         sample = draw_embeddings(pool_changes.features)
-        bits = choose_embedding_bits(model, *sample, default=default_bits(num_fitted))
+        bits = choose_embedding_bits(
+            model, *sample, default=default_bits(num_fitted), recall=recall
+        )
     manifest = new_manifest(model, embeddings, bits, fitted_to=num_fitted)
-    return manifest.replace(model=OWN_MODEL)
+    return manifest.replace(model=OWN_MODEL, recall=recall)
 
 
 def _clean_up(writer: Writer, *, is_new_folder: bool) -> None:
@@ -684,7 +737,8 @@ def new_manifest(
     fitted_to
         The number of items that the model's codebooks were fitted to; None for a trained model.
     """
-    stored = embeddings or ("none" if fitted_to is None else "fused")
+    needs_embeddings = fitted_to is not None or model.codebooks.fine is not None
+    stored = embeddings or ("fused" if needs_embeddings else "none")
     if bits is None:
         bits = 16 if fitted_to is None or stored == "raw" else default_bits(fitted_to)
     return IndexManifest(
@@ -693,11 +747,19 @@ def new_manifest(
         model_fingerprint=model.fingerprint,
         embeddings=stored,
         embedding_bits=bits,
+        fine_codes=num_fine_codes_of(model),
     )
+
+
+def num_fine_codes_of(model: Genius) -> int:
+    """Return the number of fine codes of each item; 0 if IDs are whole."""
+    return 0 if model.codebooks.fine is None else model.codebooks.fine.num_codes
 
 
 def default_bits(num_items: int) -> EmbeddingBits:
     """Return the bits per number of fused embeddings, for an index created with that many items."""
+    if num_items <= FEW_ITEMS:
+        return 8
     return 4 if num_items < MANY_ITEMS else 2
 
 
@@ -721,7 +783,7 @@ def fit_model(
     *,
     items: int,
     fingerprint: str,
-    levels: int = LEVELS,
+    levels: int | None = LEVELS,
     metric: Float32[np.ndarray, "dim dim"] | None = None,
     progress: Progress,
 ) -> Genius:
@@ -775,8 +837,8 @@ def encode_items(
     count = len(features)
     progress.begin("index", count)
     remaining = iter(entries)
-    for start in range(0, count, MAX_BATCH_ITEMS):
-        rows = np.arange(start, min(start + MAX_BATCH_ITEMS, count))
+    for start in range(0, count, MAX_ENCODED_ITEMS):
+        rows = np.arange(start, min(start + MAX_ENCODED_ITEMS, count))
         batch = list(islice(remaining, len(rows)))
         if len(batch) < len(rows):
             raise BadData("the pool changed while it was indexed; run the command again")
@@ -804,20 +866,26 @@ def encode_batch(
     """Return the IDs of items, and their embeddings with ``bits`` per number if any are stored."""
     fused = (fuse or model.fuse)(features.image, features.text)
     encoded = model.coder.encode_items(fused, modality)
-    vectors = scales = densities = None
+    arrays = ItemArrays(encoded.columns, encoded.code_cosine.astype(np.float16))
+    if model.codebooks.fine is not None:
+        arrays = arrays._replace(fine=pack_fine_codes(encoded.fine))
     if embeddings == "fused":
         norm_and_density = model.coder.norm_and_density
-        densities = norm_and_density.item_density(encoded.embeddings, encoded.codes)
-    if embeddings != "none":
-        stored = normalize(features.total()) if embeddings == "raw" else encoded.embeddings
-        if is_residual(bits):
-            # Embedding = sum of the codes' vectors + residual; only the residual is stored.
-            stored = stored - model.ranker.vectors(encoded.codes)
-        vectors, scales = quantize(stored, bits)
-    return ItemArrays(
-        encoded.columns,
-        encoded.code_cosine.astype(np.float16),
-        vectors,
-        densities,
-        scales,
-    )
+        densities = norm_and_density.item_density(encoded.embeddings, encoded.all_codes)
+        arrays = arrays._replace(densities=densities)
+    if embeddings == "none":
+        return arrays
+    stored = normalize(features.total()) if embeddings == "raw" else encoded.embeddings
+    if not is_residual(bits):
+        return arrays._replace(embeddings=quantize(stored, bits).values)
+    # Embedding = vector of the codes + residual; only the residual is stored.
+    coded = model.codebooks.vectors(encoded.all_codes)
+    values, scales = quantize(stored - coded, bits)
+    if model.codebooks.fine is None:
+        return arrays._replace(embeddings=values, scales=scales)
+    rounded = dequantize(Quantized(values, None), bits, model.dim)
+    weights = model.ranker.spread.residuals
+    if weights is not None:
+        rounded = weights.apply(rounded, bits)
+    lengths, scales = fit_scales(stored, coded, rounded)
+    return arrays._replace(embeddings=values, scales=scales, lengths=lengths)

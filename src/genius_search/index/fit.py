@@ -24,7 +24,14 @@ from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.encoders.open import load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
-from genius_search.index.build import MAX_BATCH_ITEMS, Fuse, encode_items, with_recall
+from genius_search.index.build import (
+    MAX_BATCH_ITEMS,
+    Fuse,
+    check_recall,
+    encode_items,
+    num_fine_codes_of,
+    with_recall,
+)
 from genius_search.index.calibrate import (
     NUM_FIRST_HITS,
     PAIRS_FORMAT,
@@ -381,7 +388,7 @@ def _train(
         items=len(items),
         inputs={"items": items.manifest.fingerprint, "fusion": fusion.manifest.fingerprint},
         fused_by=fusion.codebooks,
-        levels=model.codebooks.config.levels,
+        levels=fitted_levels(model),
         progress=progress,
     )
     return Genius.finish(folder, _carry_encoder(model, folder), quantizer, None, model.instructions)
@@ -402,6 +409,11 @@ def _measure_density_weight(held_out: _HeldOut, model: Genius, snapshot: Snapsho
     return choose_density_weight(is_right_by_weight, settings.density_weight)
 
 
+def fitted_levels(model: Genius) -> int | None:
+    """Return the number of levels to fit codebooks with again; None stands for fine codes."""
+    return None if model.codebooks.fine is not None else model.codebooks.config.levels
+
+
 def has_outgrown(model: Genius, snapshot: Snapshot) -> bool:
     """Return whether an index has grown by more than half since its codebooks were fitted."""
     num_fitted = model.quantizer_manifest.inputs.get(FITTED_ITEMS)
@@ -413,6 +425,7 @@ def refit_index(
     model: Genius,
     *,
     levels: int | None = None,
+    recall: float | None = None,
     query_vectors: Shaped[np.ndarray, ...] | None = None,
     progress: Progress,
 ) -> None:
@@ -425,8 +438,9 @@ def refit_index(
     UsageError
         The index was created with a trained model, stores no fused embeddings, or has no items.
     """
+    check_recall(recall)
     if levels is None:
-        levels = model.codebooks.config.levels
+        levels = fitted_levels(model)
     else:
         levels = validate_settings(CodebookConfig(levels=levels)).levels
     snapshot = writer.snapshot
@@ -457,7 +471,9 @@ def refit_index(
     encoder = _carry_encoder(model, folder)
     refitted = Genius.finish(folder, encoder, quantizer, None, model.instructions)
     # The stored embeddings are fused already, so the fusion of the model is not applied again.
-    written = _write_replacement(writer, refitted, features, progress, fuse=sum_features)
+    written = _write_replacement(
+        writer, refitted, features, progress, fuse=sum_features, recall=recall
+    )
     _commit_replacement(writer, refitted, written.manifest.replace(least=manifest.least))
     remove_work(writer.folder)
 
@@ -469,12 +485,15 @@ def _write_replacement(
     progress: Progress,
     *,
     fuse: Fuse | None = None,
+    recall: float | None = None,
 ) -> Snapshot:
     """Write all items with the IDs of a new model; return that state, to be committed."""
     before = writer.snapshot.manifest
     manifest = before.replace(
         model=f"{OWN_MODEL}-{before.generation + 1}",
         model_fingerprint=model.fingerprint,
+        fine_codes=num_fine_codes_of(model),
+        recall=before.recall if recall is None else recall,
         calibration=None,
         density_weight=None,
         least={},

@@ -234,6 +234,7 @@ class Index:
         embeddings: StoredEmbeddings | None = None,
         embedding_bits: EmbeddingBits | None = None,
         levels: int | None = None,
+        recall: float | None = None,
         query_vectors: np.ndarray | None = None,
         captions: bool = True,
         exclude: Sequence[str] = (),
@@ -270,10 +271,16 @@ class Index:
         embedding_bits
             Bits per number of a stored embedding. 16 stores the embedding; 8, 4, 2 or 1 store the
             residual, for fused embeddings only. Default: 16 with a model and for raw embeddings;
-            with an encoder, 4 bits, or 2 from a million items on.
+            with an encoder, 8 bits, 4 from 16,385 items on, or 2 from a million on.
         levels
-            Number of semantic codes in an ID, one byte each; only with an encoder. More codes rank
-            closer to exact search, and take longer. Default: 12.
+            Number of semantic codes in an ID, one byte each; only with an encoder. By default, IDs
+            have one or two codes, and fine codes of four bits follow them, which a search without a
+            generator scans in less time. Without stored embeddings, the default is 12 codes.
+        recall
+            Share of exact search's first ten that a search shall find, such as 0.95; only with an
+            encoder and fused embeddings. The bits, the shortlist and the margin of the search are
+            chosen for it (:meth:`info` says what was measured). By default 0.975 up to 100,000
+            items, and 0.9 beyond.
         query_vectors
             The encoder's vectors of at least a hundred typical queries, of shape (queries, dim);
             only with an encoder. Codes then preserve more of the directions in which such queries
@@ -311,6 +318,7 @@ class Index:
             embeddings=embeddings,
             embedding_bits=embedding_bits,
             levels=levels,
+            recall=recall,
             query_vectors=query_vectors,
             captions=captions,
             device=device,
@@ -334,6 +342,7 @@ class Index:
         embeddings: StoredEmbeddings | None = None,
         embedding_bits: EmbeddingBits | None = None,
         levels: int | None = None,
+        recall: float | None = None,
         query_vectors: np.ndarray | None = None,
         device: str = "cpu",
         download: bool = False,
@@ -362,7 +371,7 @@ class Index:
         encoder, model
             Encoder or trained model that the vectors come from. Without either, the index has no
             encoder and is searched by vectors.
-        embeddings, embedding_bits, levels, query_vectors, device, download, wait_seconds
+        embeddings, embedding_bits, levels, recall, query_vectors, device, download, wait_seconds
             See :meth:`create`.
 
         Raises
@@ -384,6 +393,7 @@ class Index:
             embeddings=embeddings,
             embedding_bits=embedding_bits,
             levels=levels,
+            recall=recall,
             query_vectors=query_vectors,
             device=device,
             download=download,
@@ -795,6 +805,7 @@ class Index:
         self,
         *,
         levels: int | None = None,
+        recall: float | None = None,
         query_vectors: np.ndarray | None = None,
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
@@ -808,6 +819,9 @@ class Index:
         ----------
         levels
             Number of semantic codes in an ID. Default: unchanged.
+        recall
+            Share of exact search's first ten to find, as in :meth:`create`. Default: unchanged. The
+            bits of embeddings stay as they are.
         query_vectors
             Typical queries, as in :meth:`create`, which replace earlier ones.
 
@@ -823,6 +837,7 @@ class Index:
                 writer,
                 self.model,
                 levels=levels,
+                recall=recall,
                 query_vectors=query_vectors,
                 progress=progress or Silent(),
             )

@@ -357,6 +357,7 @@ def _create_log(folder: Path, pool: Pool, wait_seconds: float) -> bool:
                 embeddings=None,
                 embedding_bits=8,
                 levels=None,
+                recall=None,
                 query_vectors=None,
                 captions=True,
                 device="cpu",

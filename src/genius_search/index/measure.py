@@ -33,16 +33,22 @@ from genius_search.nn.codebooks import normalize
 from genius_search.nn.coder import Coder
 from genius_search.records import Modality
 from genius_search.search.rank import QueryVectors
-from genius_search.search.vectors import EmbeddingBits, dequantize, quantize
+from genius_search.search.vectors import (
+    EmbeddingBits,
+    Quantized,
+    decode_lengths,
+    dequantize,
+    fit_scales,
+    quantize,
+)
 
 NUM_NEAREST_ITEMS: Final = 10
 """Agreement is the share of this many nearest items that are found."""
 QUERY_NOISE: Final = 0.3
 """Length of the noise that turns an item into a query, which itself would be found too easily."""
 NUM_RECALL_QUERIES: Final = 200
-NUM_RECALL_QUERIES_OF_LARGE: Final = 50
-"""Number of queries in an index of more than
-:data:`~genius_search.config.MAX_EXHAUSTIVE_POOL` items, where each takes longer."""
+ITEMS_PER_BLOCK: Final = 16_384
+"""Number of items whose embeddings are restored together for an exact search."""
 MIN_MEASURED_ITEMS: Final = 50
 """A smaller index is not measured: a search compares all of its items anyway."""
 MAX_BITS_SAMPLE: Final = 32_768
@@ -70,6 +76,10 @@ PRODUCT_TOLERANCE: Final = 1e-6
 """Inner products that differ by less are equal."""
 SHORTLIST_GROWTH: Final = 4
 """Each shortlist that is tried is this many times as long as the previous one."""
+FINE_SHORTLIST_GROWTH: Final = 2
+"""The same in an index with fine codes, which distinguish items better."""
+MARGIN_STEP: Final = 0.5
+"""Difference between each margin that is tried and the previous one."""
 PHRASE_WORDS: Final = 3
 """Number of words in a phrase. With two words, fewer queries about other things are refused; with
 five, more queries that have answers are refused."""
@@ -93,8 +103,9 @@ def choose_embedding_bits(
     embeddings: Float32[np.ndarray, "items dim"],
     modalities: Int8[np.ndarray, " items"],
     default: EmbeddingBits,
+    recall: float | None = None,
 ) -> EmbeddingBits:
-    """Return the bits of each number of stored embeddings: the default of 2 or 4, or twice that.
+    """Return the bits of each number of stored embeddings: the default of 2 or 4, or more.
 
     Two bits are enough if they keep enough of the nearest ten items; with four bits, each item must
     also be the first hit for its vector.
@@ -103,12 +114,27 @@ def choose_embedding_bits(
     ----------
     embeddings, modalities
         Unit vectors of the pool's items, or of a sample.
+    recall
+        Minimum share of the nearest ten items; by default :data:`MIN_KEPT_BY_BITS`.
     """
     sample = np.random.default_rng(0).permutation(len(embeddings))[:MAX_BITS_SAMPLE]
-    if len(sample) < MIN_MEASURED_ITEMS:
+    if len(sample) < MIN_MEASURED_ITEMS or default not in MORE_BITS:
         return default
     items = np.asarray(embeddings[sample], dtype=np.float32)
-    rounded = _round_embeddings(model, items, modalities[sample], default)
+    bits = default
+    while bits in MORE_BITS:
+        rounded = _round_embeddings(model, items, modalities[sample], bits)
+        target = MIN_KEPT_BY_BITS[bits] if recall is None else recall
+        if _measure_agreement(items, rounded) >= target and _find_themselves(items, rounded, bits):
+            break
+        bits = MORE_BITS[bits]
+    return bits
+
+
+def _measure_agreement(
+    items: Float32[np.ndarray, "items dim"], rounded: Float32[np.ndarray, "items dim"]
+) -> float:
+    """Return the share of the nearest ten items that rounded embeddings keep."""
     queries = blur(items[:NUM_RECALL_QUERIES])
     products = queries @ items.T
     # Of items as near as the tenth, any may be found.
@@ -116,12 +142,20 @@ def choose_embedding_bits(
     nearest = np.argpartition(queries @ rounded.T, -NUM_NEAREST_ITEMS, axis=1)
     hits = nearest[:, -NUM_NEAREST_ITEMS:]
     is_kept = np.take_along_axis(products, hits, axis=1) >= tenth - PRODUCT_TOLERANCE
-    if is_kept.mean() < MIN_KEPT_BY_BITS[default]:
-        return MORE_BITS[default]
+    return float(is_kept.mean())
+
+
+def _find_themselves(
+    items: Float32[np.ndarray, "items dim"],
+    rounded: Float32[np.ndarray, "items dim"],
+    bits: EmbeddingBits,
+) -> bool:
+    """Return whether each item is the first hit for its vector; with two bits, it need not be."""
+    if bits == 2:
+        return True
     first_hits = (items[:NUM_RECALL_QUERIES] @ rounded.T).argmax(axis=1)
     cosines = np.vecdot(items[:NUM_RECALL_QUERIES], items[first_hits])
-    finds_itself = cosines > 1 - MAX_COSINE_GAP
-    return default if default == 2 or finds_itself.all() else MORE_BITS[default]
+    return bool((cosines > 1 - MAX_COSINE_GAP).all())
 
 
 def _round_embeddings(
@@ -131,13 +165,21 @@ def _round_embeddings(
     bits: EmbeddingBits,
 ) -> Float32[np.ndarray, "items dim"]:
     """Return embeddings as an index restores them: the ID's vector plus the stored residual."""
-    codes = Coder(model.codebooks).assign_ids(embeddings, modalities)
-    vectors = model.ranker.vectors(codes)
-    residuals = dequantize(quantize(embeddings - vectors, bits), bits, embeddings.shape[1])
+    encoded = Coder(model.codebooks).encode_items(embeddings, modalities)
+    vectors = model.codebooks.vectors(encoded.all_codes)
+    values, scales = quantize(embeddings - vectors, bits)
+    has_fine_codes = model.codebooks.fine is not None
+    rounded = dequantize(
+        Quantized(values, None if has_fine_codes else scales), bits, embeddings.shape[1]
+    )
     correction = model.ranker.spread.residuals
     if correction is not None:
-        residuals = correction.apply(residuals, bits)
-    return np.asarray(vectors + residuals)
+        rounded = correction.apply(rounded, bits)
+    if has_fine_codes:
+        lengths, scales = fit_scales(embeddings, vectors, rounded)
+        vectors *= decode_lengths(lengths)[:, None]
+        rounded *= scales[:, None]
+    return np.asarray(vectors + rounded)
 
 
 def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
@@ -152,14 +194,14 @@ def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
     )
     if not compares_embeddings or num_rows < MIN_MEASURED_ITEMS:
         return None
-    trial = _Trial(model, snapshot, settings)
-    target = MIN_KEPT if num_rows <= MAX_EXHAUSTIVE_POOL else MIN_KEPT_OF_LARGE
+    trial = _Trial(model, snapshot)
+    target = snapshot.manifest.recall
+    if target is None:
+        target = MIN_KEPT if num_rows <= MAX_EXHAUSTIVE_POOL else MIN_KEPT_OF_LARGE
     agreement = trial.measure(dataclasses.replace(settings, density_weight=0.0))
+    default_margin = settings.margin
     while agreement < target and settings.shortlist:  # a shortlist of 0 contains all items
-        shortlist = SHORTLIST_GROWTH * settings.shortlist
-        settings = dataclasses.replace(
-            settings, shortlist=0 if shortlist >= num_rows else shortlist
-        )
+        settings = _widen_search(settings, num_rows)
         agreement = trial.measure(dataclasses.replace(settings, density_weight=0.0))
     default_weight = settings.density_weight
     corrected = trial.measure(settings)
@@ -173,9 +215,21 @@ def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
         shortlist=settings.shortlist,
         kept=agreement,
         kept_with_densities=corrected,
+        margin=None if settings.margin == default_margin else settings.margin,
         density_weight=None
         if settings.density_weight == default_weight
         else settings.density_weight,
+    )
+
+
+def _widen_search(settings: SearchSettings, num_rows: int) -> SearchSettings:
+    """Return settings with a longer shortlist and, where cells are left out, a larger margin."""
+    growth = FINE_SHORTLIST_GROWTH if settings.margin else SHORTLIST_GROWTH
+    shortlist = growth * settings.shortlist
+    return dataclasses.replace(
+        settings,
+        shortlist=0 if shortlist >= num_rows else shortlist,
+        margin=settings.margin + MARGIN_STEP if settings.margin else 0.0,
     )
 
 
@@ -190,20 +244,25 @@ def _reduce_density_weight(settings: SearchSettings) -> SearchSettings:
 class _Trial:
     """Queries near items of an index, with the inner product of the tenth nearest item of each."""
 
-    def __init__(self, model: Genius, snapshot: Snapshot, settings: SearchSettings) -> None:
+    def __init__(self, model: Genius, snapshot: Snapshot) -> None:
         self._model = model
         self._snapshot = snapshot
-        is_small = snapshot.num_rows <= MAX_EXHAUSTIVE_POOL
-        num_queries = NUM_RECALL_QUERIES if is_small else NUM_RECALL_QUERIES_OF_LARGE
         segment = snapshot.segments[0]
-        rows = np.random.default_rng(0).permutation(segment.table.num_items)[:num_queries]
+        rows = np.random.default_rng(0).permutation(segment.table.num_items)[:NUM_RECALL_QUERIES]
         self.queries = blur(normalize(segment.vectors(model.ranker)(np.sort(rows))))
-        exact_search = dataclasses.replace(
-            settings, candidates=snapshot.num_rows, shortlist=0, density_weight=0.0
-        )
-        self._tenth_nearest_products = [
-            products[-1] - PRODUCT_TOLERANCE for products in self._products(exact_search)
-        ]
+        self._tenth_nearest_products = self._find_tenth_products() - PRODUCT_TOLERANCE
+
+    def _find_tenth_products(self) -> Float32[np.ndarray, " queries"]:
+        """Return the product of each query and its tenth nearest item, by exact search."""
+        best = np.full((len(self.queries), NUM_NEAREST_ITEMS), -np.inf, np.float32)
+        for segment in self._snapshot.segments:
+            read_vectors = segment.vectors(self._model.ranker)
+            rows = segment.with_passages(segment.alive_rows())
+            for start in range(0, len(rows), ITEMS_PER_BLOCK):
+                vectors = read_vectors(np.sort(rows[start : start + ITEMS_PER_BLOCK]))
+                products = np.concatenate([best, self.queries @ vectors.T], axis=1)
+                best = np.partition(products, -NUM_NEAREST_ITEMS, axis=1)[:, -NUM_NEAREST_ITEMS:]
+        return np.asarray(best.min(axis=1))
 
     def measure(self, settings: SearchSettings) -> float:
         """Return the share of the nearest ten items that a search with these settings finds."""

@@ -13,12 +13,13 @@ from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from genius_search.forks import free_in_children
 from genius_search.index.snapshot import Snapshot
+from genius_search.nn.fine import unpack_fine_codes
 from genius_search.search.rank import CodeRanker
-from genius_search.search.table import IdTable
+from genius_search.search.table import IdTable, SearchSegment
 
 MAX_MOMENT_IDS: Final = 4096
 """Maximum number of IDs per modality and segment whose vectors are measured."""
@@ -42,7 +43,7 @@ class ProductSpread:
 
     def __init__(self, ranker: CodeRanker, snapshot: Snapshot) -> None:
         self._ranker = ranker
-        self._tables = [segment.table for segment in snapshot.segments]
+        self._segments = snapshot.search_segments
         self._pooled: dict[frozenset[int], Moments] = {}
         self._lock = free_in_children(Lock())
 
@@ -58,8 +59,9 @@ class ProductSpread:
     def _pool(self, level0: frozenset[int]) -> Moments:
         """Pool the moments of the segments' IDs with these first codes."""
         parts = []
-        for table in self._tables:
-            by_code = _moments_of_tables.get(table) or measure_moments(self._ranker, table)
+        for segment in self._segments:
+            by_code = _moments_of_tables.get(segment.table)
+            by_code = by_code or measure_moments(self._ranker, segment)
             parts += [moments for code, moments in by_code.items() if code in level0 or not level0]
         return pool_moments(parts)
 
@@ -82,11 +84,13 @@ def pool_moments(parts: Sequence[Moments]) -> Moments:
     return Moments(int(sizes.sum()), mean, covariance)
 
 
-def measure_moments(ranker: CodeRanker, table: IdTable) -> dict[int, Moments]:
-    """Measure a sample of a table's IDs for each first code, which stands for a modality.
+def measure_moments(ranker: CodeRanker, segment: SearchSegment) -> dict[int, Moments]:
+    """Measure a sample of a segment's IDs for each first code, which stands for a modality.
 
-    If IDs have no level of modalities, all of them are measured together, under code 0.
+    If IDs have no level of modalities, all of them are measured together, under code 0. IDs that
+    fine codes follow are those of many items, so items are measured instead.
     """
+    table = segment.table
     ranges = [(0, 0, len(table))]
     if ranker.spread.level:
         children = table.children(0, np.array([0]), np.array([len(table)]))
@@ -94,11 +98,26 @@ def measure_moments(ranker: CodeRanker, table: IdTable) -> dict[int, Moments]:
         ranges = [*zip(*columns, strict=True)]
     measured = {}
     random = np.random.default_rng(0)
-    for code, low, high in ranges:
+    for code, low_row, high_row in ranges:
+        low, high = low_row, high_row
+        if segment.fine is not None:
+            low, high = int(table.bucket_starts[low]), int(table.bucket_starts[high])
         size = min(high - low, MAX_MOMENT_IDS)
-        rows = low + random.choice(high - low, size, replace=False, shuffle=False)
-        vectors = ranker.vectors(table.ids[rows])
+        numbers = low + random.choice(high - low, size, replace=False, shuffle=False)
+        vectors = _coded_vectors(ranker, segment, numbers)
         mean = vectors.mean(axis=0)
         vectors -= mean
         measured[code] = Moments(high - low, mean, vectors.T @ vectors / len(vectors))
     return _moments_of_tables.setdefault(table, measured)
+
+
+def _coded_vectors(
+    ranker: CodeRanker, segment: SearchSegment, numbers: Int64[np.ndarray, " numbers"]
+) -> Float32[np.ndarray, "numbers dim"]:
+    """Return the vectors of IDs by their rows, or with fine codes of items by their positions."""
+    table = segment.table
+    if segment.fine is None or ranker.fine is None:
+        return ranker.vectors(table.ids[numbers])
+    rows = np.searchsorted(table.bucket_starts, numbers, side="right") - 1
+    codes = unpack_fine_codes(segment.fine.packed_codes(table.items[numbers].astype(np.int64)))
+    return np.asarray(ranker.vectors(table.ids[rows]) + ranker.fine.sum(codes))

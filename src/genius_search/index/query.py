@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from genius_search.config import SearchConfig, SearchSettings, default_search, routed_by_generator
+from genius_search.config import (
+    SearchConfig,
+    SearchSettings,
+    default_cell_search,
+    default_search,
+    routed_by_generator,
+)
 from genius_search.errors import UsageError
 from genius_search.index.encode import EncodedQuery, QueryEncoder
 from genius_search.index.hits import HitSettings, make_hits
@@ -74,11 +80,15 @@ class SearchResult(NamedTuple):
 def default_settings(model: Genius, snapshot: Snapshot) -> SearchSettings:
     """Return the default settings of an index; see :attr:`~genius_search.Index.settings`."""
     manifest = snapshot.manifest
-    settings = default_search(snapshot.num_rows)
+    has_fine_codes = manifest.fine_codes > 0
+    settings = (default_cell_search if has_fine_codes else default_search)(snapshot.num_rows)
     weight = manifest.density_weight
     if manifest.measured is not None:
         shortlist = grow_shortlist(manifest.measured, snapshot.num_rows)
-        settings = dataclasses.replace(settings, shortlist=shortlist)
+        margin = manifest.measured.margin
+        settings = dataclasses.replace(
+            settings, shortlist=shortlist, margin=settings.margin if margin is None else margin
+        )
         if weight is None:  # otherwise calibration or training chose it
             weight = manifest.measured.density_weight
     if weight is not None:

@@ -149,14 +149,23 @@ class Snapshot:
         ArtifactMismatch
             The model does not have such codes, levels or dimensions.
         """
-        # The columns are the codes of all levels, then half norm and density, of one byte each. The
-        # last two may be missing.
-        sizes = [*codebooks.sizes, 256, 256]
+        # The columns are the codes of all levels, then, unless fine codes follow the IDs, half norm
+        # and density, of one byte each. The last two may be missing.
+        fine_codes = 0 if codebooks.fine is None else codebooks.fine.num_codes
+        sizes = [*codebooks.sizes, *([] if fine_codes else [256, 256])]
+        num_columns = {len(codebooks.sizes), len(sizes)}
+        if fine_codes != self.manifest.fine_codes:
+            raise ArtifactMismatch(
+                f"the index has {self.manifest.fine_codes} fine codes an item, its model "
+                f"{fine_codes}; {REMEDY}"
+            )
         width = stored_width(codebooks.dim, self.manifest.embedding_bits)
         for segment in self.segments:
             embeddings = segment.embeddings
             has_width = embeddings is None or embeddings.values.shape[1] == width
-            if not has_width or not _has_codes_below(segment.table.ids, sizes):
+            ids = segment.table.ids
+            has_codes = ids.shape[1] in num_columns and _has_codes_below(ids, sizes)
+            if not has_width or not has_codes:
                 raise ArtifactMismatch(
                     f"{segment.folder} has other codes or embeddings than the model: expected "
                     f"{len(sizes)} columns of codes below {sizes}, and embeddings of {width} "
@@ -248,7 +257,7 @@ class Snapshot:
         for segment in self.segments:
             mask = segment.alive_mask()
             allowed = None if mask is None else segment.allow(mask)
-            search_segments.append(SearchSegment(segment.table, allowed))
+            search_segments.append(SearchSegment(segment.table, allowed, segment.fine))
         return search_segments
 
     def evidence(self, ranker: CodeRanker) -> Evidence:
@@ -404,18 +413,12 @@ class Snapshot:
 
 
 def _has_codes_below(ids: Integer[np.ndarray, "ids columns"], sizes: Sequence[int]) -> bool:
-    """Return whether an array of IDs has a column for each size, with smaller codes.
-
-    The last two columns may be missing.
-    """
-    columns = ids.shape[1]
-    if columns not in (len(sizes), len(sizes) - 2):
-        return False
+    """Return whether the codes in the columns of an array of IDs are smaller than the sizes."""
     # Codes of one byte are always below 256: such columns need not be read.
     largest = np.iinfo(ids.dtype).max
     return all(
         sizes[column] > largest or ids[:, column].max(initial=0) < sizes[column]
-        for column in range(columns)
+        for column in range(ids.shape[1])
     )
 
 

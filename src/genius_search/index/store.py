@@ -36,9 +36,11 @@ from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissin
 from genius_search.index.items import ITEMS_FILE, ItemStore
 from genius_search.search.table import Allowed, IdTable, expand_ranges
 from genius_search.search.vectors import (
+    FINE_ROWS,
     EmbeddingBits,
     Expected,
     Quantized,
+    StoredFineCodes,
     StoredVectors,
     is_residual,
     open_array,
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 
 REMEDY: Final = "restore it from a backup, or create the index again"
-INDEX_FORMAT: Final = 11
+INDEX_FORMAT: Final = 12
 """The only format of ``index.json`` that is read."""
 
 # Files and folders of an index.
@@ -83,6 +85,8 @@ CODE_COSINE: Final = "typicality.npy"
 EMBEDDINGS: Final = "embeddings.npy"
 SCALES: Final = "embedding_scales.npy"
 DENSITIES: Final = "embedding_densities.npy"
+LENGTHS: Final = "embedding_lengths.npy"
+FINE: Final = "fine_codes.npy"
 PASSAGES: Final = "passages.npy"
 """Row of the item, and start and end in its text, for each passage; only in segments with
 passages."""
@@ -119,6 +123,8 @@ class Segment(NamedTuple):
     """Bits per number of the embeddings."""
     densities: UInt8[np.ndarray, " items"] | None
     """Densities of items and passages; None without fused embeddings."""
+    fine: StoredFineCodes | None
+    """Fine codes of items and passages; None if IDs are whole."""
     dead: Int64[np.ndarray, " rows"]
     """Rows of deleted items, ascending."""
     unchecked: dict[Path, FileFact]
@@ -186,7 +192,7 @@ class Segment(NamedTuple):
             raise UsageError(
                 "this index keeps no embeddings to rank by; create it with `embeddings='fused'`"
             )
-        return StoredVectors(self.embeddings, self.bits, ranker, self.table)
+        return StoredVectors(self.embeddings, self.bits, ranker, self.table, self.fine)
 
 
 def expected_arrays(
@@ -214,6 +220,11 @@ def expected_arrays(
             expected[SCALES] = Expected("f2", (rows,), 0)
     if manifest.embeddings == "fused":
         expected[DENSITIES] = Expected("u1", (rows,))
+    if manifest.fine_codes:
+        num_blocks = -(-rows // FINE_ROWS)
+        expected[FINE] = Expected("u1", (num_blocks, manifest.fine_codes // 2, FINE_ROWS))
+        if is_residual(manifest.embedding_bits):
+            expected[LENGTHS] = Expected("u1", (rows,))
     return expected
 
 
@@ -261,6 +272,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         embeddings,
         manifest.embedding_bits,
         arrays.get(DENSITIES),
+        StoredFineCodes(arrays[FINE], arrays.get(LENGTHS), table) if FINE in arrays else None,
         entry.dead_rows(),
         {segment_folder / name: fact for name, fact in entry.files.items()},
         passages,
@@ -355,6 +367,8 @@ class Measured:
     kept_with_densities: float
     """That share with the correction for hubs, the default, which prefers other items on
     purpose."""
+    margin: float | None = None
+    """Margin of the search of cells, if the default one would find too few."""
     density_weight: float | None = None
     """Weight of densities, if the default weight would keep too few of the nearest ten items."""
 
@@ -429,6 +443,8 @@ class IndexManifest(BaseModel):
     model_fingerprint: str
     embeddings: StoredEmbeddings
     embedding_bits: EmbeddingBits = 16
+    fine_codes: Annotated[int, Field(exclude_if=lambda value: not value)] = 0
+    """Number of fine codes of each item; 0 if IDs are whole."""
     segments: tuple[SegmentEntry, ...] = ()
     roots: Roots = ()
     """Roots by number. None is ever removed, because items store the numbers."""
@@ -438,6 +454,8 @@ class IndexManifest(BaseModel):
     least: Annotated[dict[str, float], Field(exclude_if=lambda value: not value)] = {}
     """Least scores of good first hits, by modality; see
     :func:`genius_search.index.measure.measure_least_scores`."""
+    recall: Annotated[FiniteFloat | None, Field(exclude_if=lambda value: value is None)] = None
+    """Share of exact search's first ten that searches shall find; None for the default."""
     measured: Annotated[Measured | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")

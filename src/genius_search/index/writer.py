@@ -59,8 +59,10 @@ from genius_search.index.store import (
     CURRENT,
     DENSITIES,
     EMBEDDINGS,
+    FINE,
     IMPOSSIBLE_PATH_ERRORS,
     INDEX_FORMAT,
+    LENGTHS,
     LOCK,
     MIN_DELETED_SHARE,
     PASSAGES,
@@ -83,9 +85,10 @@ from genius_search.index.store import (
     segment_name,
     with_advice,
 )
+from genius_search.nn.fine import to_blocks
 from genius_search.records import Modality, composed
 from genius_search.search.table import IdTable
-from genius_search.search.vectors import EmbeddingBits, is_residual
+from genius_search.search.vectors import FINE_ROWS, EmbeddingBits, is_residual
 from genius_search.writing import (
     check_locks,
     make_folder,
@@ -132,6 +135,11 @@ class ItemArrays(NamedTuple):
     with fused embeddings."""
     scales: Float16[np.ndarray, " items"] | None = None
     """Scales of residuals."""
+    lengths: UInt8[np.ndarray, " items"] | None = None
+    """Factors of the vectors that codes and fine codes stand for, as bytes
+    (:func:`genius_search.search.vectors.decode_lengths`); only with fine codes and residuals."""
+    fine: UInt8[np.ndarray, "items bytes"] | None = None
+    """Packed fine codes (:func:`genius_search.nn.fine.pack_fine_codes`); None if IDs are whole."""
 
     def take(self, rows: np.ndarray) -> ItemArrays:
         """Return the rows of a mask or an array of numbers."""
@@ -243,16 +251,25 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
                     passages.append((row, *entry))
 
     num_items = write_items(folder, split_batches())
-    files = (CODE_COSINE, EMBEDDINGS, DENSITIES, SCALES)
-    for arrays in (*item_arrays, *passage_arrays):
-        for file, rows in zip(files, arrays[1:], strict=True):
-            if rows is not None:
-                append_rows(folder / file, rows)
     if passages:
         append_rows(folder / PASSAGES, np.array(passages, dtype=np.int64))
-    codes, code_cosine, *_ = zip(*item_arrays, *passage_arrays, strict=True)
-    save_table(IdTable.build(np.concatenate(codes), np.concatenate(code_cosine)), folder)
+    _write_arrays(folder, [*item_arrays, *passage_arrays])
     return num_items
+
+
+def _write_arrays(folder: Path, all_arrays: Sequence[ItemArrays]) -> None:
+    """Append the arrays of all rows to the files of a segment, and write its ID table."""
+    files = (CODE_COSINE, EMBEDDINGS, DENSITIES, SCALES, LENGTHS)
+    for arrays in all_arrays:
+        for file, rows in zip(files, arrays[1:-1], strict=True):
+            if rows is not None:
+                append_rows(folder / file, rows)
+    codes, code_cosine, *_ = zip(*all_arrays, strict=True)
+    table = IdTable.build(np.concatenate(codes), np.concatenate(code_cosine))
+    save_table(table, folder)
+    fine = [arrays.fine for arrays in all_arrays if arrays.fine is not None]
+    if fine:
+        append_rows(folder / FINE, to_blocks(np.concatenate(fine), table.items, FINE_ROWS))
 
 
 def alive_items(segment: Segment) -> Iterator[Item]:
@@ -311,6 +328,8 @@ def _copy_rows(segment: Segment, entries: Iterator[Entry], rows: Rows) -> Iterat
             None if values is None else values[batch_rows],
             None if segment.densities is None else segment.densities[batch_rows],
             None if scales is None else scales[batch_rows],
+            None if segment.fine is None else segment.fine.lengths_of(batch_rows),
+            None if segment.fine is None else segment.fine.packed_codes(batch_rows),
         )
         yield [*itertools.islice(entries, len(batch_rows))], arrays
 

@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Final
 
 SOURCE: Final = Path(__file__).with_name("search.c")
+INCLUDED: Final = (SOURCE.with_name("cells.c"),)
+"""Files that the source includes."""
 FOLDER: Final = SOURCE.with_name("lib")
 """The folder of the compiled libraries. It is no package, since they are not Python modules."""
 FLAGS: Final = ("-std=gnu11", "-O3", "-fno-math-errno", "-shared", "-fvisibility=hidden", "-s")
@@ -57,7 +59,8 @@ def library_path(variant: str, folder: Path = FOLDER) -> Path:
     opened: ``search-x86_64-avx2-0123456789ab.so``.
     """
     suffix = {"win32": "dll", "darwin": "dylib"}.get(sys.platform, "so")
-    source_hash = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    contents = b"".join(path.read_bytes() for path in (SOURCE, *INCLUDED))
+    source_hash = hashlib.sha256(contents).hexdigest()[:12]
     return folder / f"search-{platform.machine()}-{variant}-{source_hash}.{suffix}"
 
 

@@ -1,5 +1,5 @@
-/* Search of ID tables: beam search by code vectors or by a generator, then ranking by codes or by
-   embeddings.
+/* Search of ID tables: beam search by code vectors or by a generator, or a scan of cells (cells.c);
+   then ranking by codes or by embeddings.
 
    The plain search in search/beam.py and search/rank.py defines the results; tests compare the two.
    search/kernel.py fills the structures below, field by field. Nothing that is read from a table is
@@ -75,6 +75,13 @@ typedef struct {
   const uint16_t *scales;   /* [items], in half precision, of embeddings of less than 16 bits */
   int64_t embedding_bytes;  /* of all items */
   const uint8_t *densities; /* [items]; NULL: densities cost nothing */
+  /* of fine codes, by position in table->items: [blocks][fine_codes / 2][16] */
+  const uint8_t *fine;
+  const int32_t *cell_starts;    /* position of the first item of each cell, and the end */
+  const uint64_t *positions;     /* bits of the positions of allowed items; NULL: all are allowed */
+  const int32_t *sampled_counts; /* allowed items in the sampled cells: [modalities][num_sampled] */
+  const int64_t *allowed_counts; /* allowed items with each code of a modality */
+  const uint8_t *lengths;        /* [items], factors of the vectors of codes; NULL with 16 bits */
 } Part;
 
 /* A generator, as nn/packed.py arranges it; matrices are packed as for matrix_product(). */
@@ -113,7 +120,20 @@ typedef struct {
                                     [codes][gram_levels][CODES] */
   const float *residual_weights; /* of each dimension, with 1, 2, 4 and 8 bits: [4][dim] */
   const float *constant;         /* the constant directions: [num_constant][dim] */
-  float norm_weight;             /* the weight w */
+  /* Cells and fine codes; search.c's cells.c uses them. */
+  int64_t fine_codes;           /* of an item; 0: IDs are whole */
+  int64_t grid[3];              /* codes of modalities, first and second codes; 1 without a level */
+  int64_t cell_dim;             /* dimensions of cell_vectors: a multiple of 16 */
+  int64_t num_sampled;          /* cells in the sample */
+  const int8_t *cell_vectors;   /* code vectors / steps, level after level: [codes][cell_dim] */
+  const float *cell_steps;      /* [codes] */
+  const int16_t *cell_costs;    /* w |v|^2 / 2 of cells / largest_cell_cost * 32767 */
+  const int32_t *sampled_cells; /* first and second codes: [num_sampled][2] */
+  const float *fine_vectors;    /* [dim][16] */
+  const int32_t *fine_ends;     /* end of the dimensions of each fine code but the last */
+  const float *fine_norms;      /* half norms that the last fine code stands for: [16] */
+  float norm_weight;            /* the weight w */
+  float largest_cell_cost;
 } Model;
 
 /* The request of one query. */
@@ -134,6 +154,8 @@ typedef struct {
   const float *usage;
   float reference;  /* standard deviation of an item's products; see standardize_query() */
   float fade_width; /* densities count less for products within this of 1 */
+  float margin;     /* deviations of sums over fine codes by which a cell may be behind */
+  int64_t first_rows; /* items that are scanned before cells are left out */
 } Request;
 
 typedef struct {
@@ -191,6 +213,7 @@ typedef struct {
   Buffer scaled, weighed;           /* the query, scaled; and as residuals are compared with it */
   Buffer short_query, packed_query; /* the query in 16 bits; and as packed rows multiply it */
   Buffer scores;                    /* of hits by their embeddings */
+  Buffer cells, bases, kept, sums;  /* of the scan of cells */
   int64_t rows, below, num_children, num_keys, num_leaves, num_hits, touched;
   int64_t first_token; /* of the frontier */
 } Work;
@@ -1502,7 +1525,11 @@ static int rank_by_embeddings(const Model *m, const Request *request, const floa
   float *scores = w->scores.at;
   int is_residual = request->compared_bits < 16;
   score_embeddings(m, request, is_residual ? query : compared, factor, hits, n, scores, w);
-  for (int64_t i = 0; i < n && is_residual; i++) scores[i] += multiply_hit_id(m, w, hits + i);
+  for (int64_t i = 0; i < n && is_residual; i++) {
+    const Part *part = w->parts + hits[i].part;
+    scores[i] += m->fine_codes ? hits[i].score * (.5f + (float)part->lengths[hits[i].item] / 200)
+                               : multiply_hit_id(m, w, hits + i);
+  }
   for (int64_t i = 0; i < n; i++) {
     const Part *part = w->parts + hits[i].part;
     scores[i] -= find_density_cost(request, part, hits[i].item, scores[i] / factor);
@@ -1518,6 +1545,8 @@ static int rank_by_embeddings(const Model *m, const Request *request, const floa
   w->num_hits = first + k;
   return 1;
 }
+
+#include "cells.c"
 
 /* Scan the IDs under all beams. */
 static inline __attribute__((always_inline)) int scan_beams(Scan *scan, const int n) {
@@ -1726,6 +1755,9 @@ static int matches_model(const Model *m, const Request *request, const Part *par
     if (costs != 0 && costs != 2) return 0;
     int64_t bytes = (m->dim * request->compared_bits + 7) / 8 * part->table->num_items;
     if (request->compared_k && part->embedding_bytes != bytes) return 0;
+    if (!m->fine_codes) continue;
+    if (costs || !part->fine || !part->cell_starts) return 0;
+    if (request->compared_k && request->compared_bits < 16 && !part->lengths) return 0;
   }
   return 1;
 }
@@ -1737,9 +1769,9 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
   int64_t levels = m->levels;
   w->num_parts = num_parts;
   w->num_hits = 0;
-  if (!reserve(&w->products, (levels + 2) * CODES, sizeof(float)) ||
+  if (!reserve(&w->products, (levels + 4) * CODES, sizeof(float)) ||
       !reserve(&w->scaled, m->dim, sizeof(float)) || !reserve(&w->weighed, m->dim, sizeof(float)) ||
-      !reserve(&w->short_query, m->dim, sizeof(int16_t)) ||
+      !reserve(&w->short_query, m->dim + 16, sizeof(int16_t)) ||
       !reserve(&w->packed_query, m->dim + 8 * BLOCK, 2 * sizeof(int16_t)) ||
       !reserve(&w->result_buffer, n, sizeof(Result)))
     return NO_MEMORY;
@@ -1750,21 +1782,35 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
     w->touched = 0;
     w->parts = parts + requests[q].first_part;
     if (!matches_model(m, requests + q, w->parts, num_parts)) return DAMAGED;
-    float factor = standardize_query(m, requests + q, queries, w);
+    float factor;
+    int64_t decoded = 0;
+    int status;
     const float *query = w->scaled.at;
-    int64_t decoded = find_beams(m, requests + q, query, w);
-    if (decoded < 0) return (int)decoded;
-    int status = rank_by_codes(m, requests + q, decoded, query, w);
+    if (m->fine_codes) {
+      multiply_levels(m, w, queries);
+      factor = standardize_products(m, requests + q, queries, w);
+      status = rank_by_cells(m, requests + q, w);
+    } else {
+      factor = standardize_query(m, requests + q, queries, w);
+      decoded = find_beams(m, requests + q, query, w);
+      if (decoded < 0) return (int)decoded;
+      status = rank_by_codes(m, requests + q, decoded, query, w);
+    }
     if (status > 0 && requests[q].compared_k)
       status = rank_by_embeddings(m, requests + q, query, compared + q * m->dim, factor, before, w);
+    else if (status > 0 && m->fine_codes)
+      status = rank_hits(w, before, requests[q].k);
     if (status < 0) return status;
+    if (m->fine_codes) find_rows_of_hits(w, before);
     for (int64_t i = before; i < w->num_hits; i++) ((Hit *)w->hit_buffer.at)[i].score /= factor;
     if (!reserve(&w->decoded_buffer, w->num_hits * levels, sizeof(float))) return NO_MEMORY;
     for (int64_t i = before; i < w->num_hits; i++) {
       float *log_probabilities = (float *)w->decoded_buffer.at + i * levels;
       for (int64_t l = 0; l < levels; l++) log_probabilities[l] = NAN;
-      memcpy(log_probabilities, (float *)w->gained.at + ((Hit *)w->hit_buffer.at)[i].beam * levels,
-             (size_t)decoded * sizeof(float));
+      if (decoded)
+        memcpy(log_probabilities,
+               (float *)w->gained.at + ((Hit *)w->hit_buffer.at)[i].beam * levels,
+               (size_t)decoded * sizeof(float));
     }
     results[q] = (Result){w->num_hits - before, w->touched};
   }

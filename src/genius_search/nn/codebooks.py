@@ -12,6 +12,8 @@ from jaxtyping import Float, Float32, Int64, Integer, Shaped
 
 from genius_search.artifact import open_artifact, read_arrays
 from genius_search.config import CodebookConfig, settings_of
+from genius_search.errors import ArtifactMismatch
+from genius_search.nn.fine import FINE_ENDS, FINE_NORMS, FINE_VALUES, FINE_VECTORS, FineCodes
 from genius_search.nn.spread import (
     MAX_CONSTANT_DIRECTIONS,
     NUM_MODALITY_STATISTICS,
@@ -38,7 +40,7 @@ metric, |r|. With :func:`genius_search.training.codebooks.query_metric`, |A r| i
 queries' products."""
 POOL_SAMPLE: Final = "pool_sample"
 """Name of a sample of a pool's distinct IDs, with which densities are measured; only codebooks that
-were fitted to a pool have it."""
+were fitted to a pool have it. With fine codes, they follow the codes of an ID."""
 FUSION: Final = "fusion."
 """Prefix of the names of the fusion's weights."""
 IDS_PER_BLOCK: Final = 128
@@ -115,6 +117,23 @@ class Codebooks:
     def tables(self) -> list[Float32[np.ndarray, "_ dim"]]:
         """Return the code vectors of each level."""
         return self._tables
+
+    @cached_property
+    def fine(self) -> FineCodes | None:
+        """The fine codes that follow an ID; None if IDs are whole."""
+        if FINE_VECTORS not in self.weights:
+            return None
+        return FineCodes(*(self.weights[name] for name in (FINE_VECTORS, FINE_ENDS, FINE_NORMS)))
+
+    def vectors(
+        self, codes: Integer[np.ndarray, "items columns"]
+    ) -> Float32[np.ndarray, "items dim"]:
+        """Return the vectors of IDs, and of the fine codes that follow them."""
+        vectors = sum_codes(self._tables, codes)
+        num_levels = len(self._tables)
+        if self.fine is not None and codes.shape[1] > num_levels:
+            vectors += self.fine.sum(codes[:, num_levels:].astype(np.uint8))
+        return vectors
 
     @cached_property
     def spread(self) -> Spread:
@@ -220,8 +239,18 @@ class StoredQuantizer:
         self.manifest = open_artifact(folder, kind=QUANTIZER_KIND)
         dim = self.manifest.facts.get("dim") or 0
         config = settings_of(CodebookConfig, self.manifest)
-        optional = {METRIC: (dim, dim), POOL_SAMPLE: (None, _num_levels(config))}
+        optional = {
+            METRIC: (dim, dim),
+            POOL_SAMPLE: (None, None),
+            FINE_VECTORS: (dim, FINE_VALUES),
+            FINE_ENDS: (None,),
+            FINE_NORMS: (FINE_VALUES,),
+        }
         shapes = {**weight_shapes(dim, config), **optional}
-        self.codebooks = Codebooks(
-            dim, config, read_arrays(folder / QUANTIZER_FILE, shapes, optional=optional)
-        )
+        weights = read_arrays(folder / QUANTIZER_FILE, shapes, optional=optional)
+        self.codebooks = Codebooks(dim, config, weights)
+        if self.codebooks.fine is not None and not self.codebooks.fine.is_consistent():
+            raise ArtifactMismatch(
+                f"{folder / QUANTIZER_FILE} is damaged: its fine codes do not divide {dim} "
+                "dimensions; restore it from a backup, or create it again"
+            )

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int16, Int64, Integer
+from jaxtyping import Float32, Int16, Int64, Integer, UInt8
 
 from genius_search.native.build import CODES, NO_MEMORY, open_library
 from genius_search.nn.codebooks import POOL_SAMPLE, Codebooks, normalize, sum_codes
@@ -119,7 +119,15 @@ class EncodedItems(NamedTuple):
     """Cosine between an item's embedding and the vector of its ID; ranks the items that share an
     ID."""
     columns: Int16[np.ndarray, "items columns"]
-    """Rows of an ID table: codes, half norm and density (:mod:`genius_search.nn.density`)."""
+    """Rows of an ID table: codes, and of whole IDs half norm and density
+    (:mod:`genius_search.nn.density`)."""
+    fine: UInt8[np.ndarray, "items fine"]
+    """Fine codes (:mod:`genius_search.nn.fine`); none if IDs are whole."""
+
+    @property
+    def all_codes(self) -> Int64[np.ndarray, "items codes"]:
+        """The codes of the IDs, followed by the fine codes."""
+        return np.concatenate([self.codes, self.fine], axis=1)
 
 
 class Coder:
@@ -174,6 +182,7 @@ class Coder:
             norm_weight=self._codebooks.config.norm_weight,
             sample=self._codebooks.weights.get(POOL_SAMPLE),
             baseline=self._codebooks.weights["spreads"][:, 1:],
+            fine=self._codebooks.fine,
         )
 
     def encode_items(
@@ -181,10 +190,16 @@ class Coder:
         embeddings: Float32[np.ndarray, "items dim"],
         modalities: Integer[np.ndarray, " items"],
     ) -> EncodedItems:
-        """Return the IDs of items, their cosines and columns, from their fused embeddings."""
+        """Return the IDs of items, their cosines, columns and fine codes, from their embeddings."""
         codes = self.assign_ids(embeddings, modalities)
         vectors = sum_codes(self._tables, codes)
         cosine = np.vecdot(embeddings, normalize(vectors))
-        costs = self.norm_and_density.columns(vectors, codes)
-        columns = np.concatenate([codes.astype(np.int16), costs], axis=1)
-        return EncodedItems(embeddings, codes, cosine, columns)
+        columns = codes.astype(np.int16)
+        fine = np.zeros((len(codes), 0), np.uint8)
+        if self._codebooks.fine is None:
+            costs = self.norm_and_density.columns(vectors, codes)
+            columns = np.concatenate([columns, costs], axis=1)
+        else:
+            norm_weight = self._codebooks.config.norm_weight
+            fine = self._codebooks.fine.encode(embeddings, vectors, norm_weight)
+        return EncodedItems(embeddings, codes, cosine, columns, fine)

@@ -33,13 +33,14 @@ thousands of products.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 from jaxtyping import Float, Float32, Int16, Int64, Integer, UInt8
 
 from genius_search.nn.codebooks import normalize, sum_codes
+from genius_search.nn.fine import FineCodes
 from genius_search.nn.spread import HALF_NORM_STEPS, MAX_BYTE, encode_densities
 
 DENSITY_NEIGHBOURS: Final = 1
@@ -52,6 +53,10 @@ NUM_SPARE_NEIGHBOURS: Final = 1
 ones."""
 HASH_BASE: Final = 0x9E3779B97F4A7C15
 """2⁶⁴ / golden ratio: odd and with irregular bits, as multiplicative hashing requires."""
+MAX_COMPARED_SAMPLE: Final = 2048
+"""Items are compared with all vectors of a sample up to this size."""
+COMPARED_SHARE: Final = 8
+"""In a larger sample, they are compared with one vector in this many."""
 COSINES_PER_BLOCK: Final = 1 << 22
 """Number of cosines that are in memory at the same time: 16 MiB."""
 
@@ -74,6 +79,8 @@ class NormAndDensity:
     baseline
         mean and reliability of the densities of each modality's items; if absent, all stored
         densities are 0.
+    fine
+        the fine codes that follow the IDs of the sample and of measured items, if they have any.
     """
 
     def __init__(
@@ -84,12 +91,15 @@ class NormAndDensity:
         norm_weight: float = 1.0,
         sample: Integer[np.ndarray, "sampled levels"] | None = None,
         baseline: Float[np.ndarray, "modalities 2"] | None = None,
+        fine: FineCodes | None = None,
     ) -> None:
         self._tables = [table.astype(np.float32) for table in tables]
         self._has_modality_level = has_modality_level
         self._norm_weight = norm_weight
+        self._fine = fine
         self._sample = np.empty((0, len(tables)), dtype=np.int64) if sample is None else sample
         self._baseline = np.zeros((1, 2)) if baseline is None else baseline
+        self._near: dict[tuple[int, int, int], Int64[np.ndarray, " near"]] = {}
         self._references: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
         """For each modality code the unit vectors that its IDs are compared with, and the hashes of
         the IDs that these vectors belong to, if any. Cached, since summing the sample takes longer
@@ -113,7 +123,8 @@ class NormAndDensity:
     ) -> UInt8[np.ndarray, " items"]:
         """Return the densities of items' embeddings as stored in an index, 0 to 255.
 
-        An embedding is compared with the same vectors as its ID.
+        An embedding is compared with the same vectors as its ID. ``codes`` are those of its ID,
+        followed by its fine codes.
         """
         densities = self.densities(np.asarray(embeddings, dtype=np.float32), codes)
         return encode_densities(self._relative(densities, codes))
@@ -153,12 +164,54 @@ class NormAndDensity:
             if max_vectors is not None:
                 step = max(1, len(directions) // max_vectors)
                 directions, hashes = directions[::step], None if hashes is None else hashes[::step]
-            block = max(1, COSINES_PER_BLOCK // len(directions))
             members = np.flatnonzero(groups == code)
-            for start in range(0, len(members), block):
-                rows = members[start : start + block]
-                densities[rows] = _density(vectors[rows], codes[rows], directions, hashes)
+            for rows, near in self._batches(code, codes, members, directions):
+                densities[rows] = _density(
+                    vectors[rows],
+                    codes[rows],
+                    directions[near],
+                    None if hashes is None else hashes[near],
+                )
         return densities
+
+    def _batches(
+        self,
+        code: int,
+        codes: Integer[np.ndarray, "items levels"],
+        members: Int64[np.ndarray, " members"],
+        directions: Float32[np.ndarray, "references dim"],
+    ) -> Iterator[tuple[np.ndarray, np.ndarray | slice]]:
+        """Yield rows of items that are measured together, and the directions to compare them with.
+
+        The items of a large sample are compared with the directions that are nearest to the vector
+        of their first semantic code.
+        """
+        if len(directions) <= MAX_COMPARED_SAMPLE:
+            block = max(1, COSINES_PER_BLOCK // len(directions))
+            for start in range(0, len(members), block):
+                yield members[start : start + block], slice(None)
+            return
+        level = int(self._has_modality_level)
+        first_codes = codes[members, level]
+        order = np.argsort(first_codes, kind="stable")
+        bounds = np.flatnonzero(np.diff(first_codes[order], prepend=-1)).tolist()
+        for low, high in zip(bounds, [*bounds[1:], len(members)], strict=True):
+            rows = members[order[low:high]]
+            yield rows, self._near_directions(code, int(codes[rows[0], level]), directions)
+
+    def _near_directions(
+        self, code: int, first_code: int, directions: Float32[np.ndarray, "references dim"]
+    ) -> Int64[np.ndarray, " near"]:
+        """Return the directions nearest to the vector of a first semantic code; cached."""
+        key = code, first_code, len(directions)
+        if key not in self._near:
+            centre = self._tables[int(self._has_modality_level)][first_code]
+            if self._has_modality_level:
+                centre = centre + self._tables[0][code]
+            products = directions @ centre
+            count = len(directions) // COMPARED_SHARE
+            self._near[key] = np.sort(np.argpartition(products, -count)[-count:])
+        return self._near[key]
 
     def _reference(self, code: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the unit vectors to compare IDs of a modality code with, and their IDs' hashes."""
@@ -169,6 +222,8 @@ class NormAndDensity:
             hashes = None
             if len(sample) > DENSITY_NEIGHBOURS:
                 vectors = sum_codes(self._tables, sample)
+                if self._fine is not None:
+                    vectors += self._fine.sum(sample[:, len(self._tables) :].astype(np.uint8))
                 hashes = _hashes(sample)
             elif self._has_modality_level:
                 vectors = self._tables[0][code] + self._tables[1]

@@ -26,6 +26,7 @@ from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.native.build import BLOCK, CODES, NO_MEMORY, open_library
 from genius_search.nn.codebooks import normalize
 from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, TargetSpread
+from genius_search.search.cells import CellGrid, pack_fine_vectors, rank_cells
 from genius_search.search.rank import (
     CodeRanker,
     Evidence,
@@ -34,8 +35,8 @@ from genius_search.search.rank import (
     SearchQuery,
     VectorReader,
 )
-from genius_search.search.table import IdTable, Restriction, SearchSegment
-from genius_search.search.vectors import RESIDUAL_BITS, StoredVectors
+from genius_search.search.table import Allowed, IdTable, Restriction, SearchSegment
+from genius_search.search.vectors import RESIDUAL_BITS, StoredFineCodes, StoredVectors
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
     from genius_search.nn.packed import PackedGenerator
@@ -55,6 +56,8 @@ MAX_SPLIT_NUMBER: Final = 127 * 256 + 127
 """Largest 16-bit number 256 a + b whose bytes a and b are both signed."""
 GROUP_DIMENSIONS: Final = 4
 """Adjacent dimensions of code vectors in 16 bits; an instruction multiplies four pairs of bytes."""
+FIRST_ROWS: Final = 16_384
+"""Number of items in the best cells, which are scanned before other cells are left out."""
 MIN_QUERIES_PER_THREAD: Final = 16
 """A batch gets a further thread for each this many queries."""
 HIT_TYPE: Final = np.dtype(
@@ -98,6 +101,9 @@ def search_segments(
         raise UsageError(NO_EMBEDDINGS)
     if compiled is not None and compiled.supports(segments, config, evidence.embeddings):
         return compiled.search(segments, queries, config, evidence)
+    if evidence.codes is not None and evidence.codes.fine is not None:
+        ranker = evidence.codes
+        return [rank_cells(ranker, segments, query, config, evidence) for query in queries]
     need_packages("without the compiled library, and for some settings, a search needs", "torch")
     return _search_in_torch(open_decoder(), segments, queries, config, evidence)
 
@@ -197,7 +203,8 @@ class _Part(ctypes.Structure):
     _fields_ = (
         *_fields(ctypes.c_void_p, "table words before allowed embeddings scales"),
         ("embedding_bytes", ctypes.c_int64),
-        ("densities", ctypes.c_void_p),
+        *_fields(ctypes.c_void_p, "densities fine cell_starts positions"),
+        *_fields(ctypes.c_void_p, "sampled_counts allowed_counts lengths"),
     )
 
 
@@ -219,7 +226,12 @@ class _Model(ctypes.Structure):
         *_fields(ctypes.c_int64, "levels dim gram_levels first_level num_constant"),
         *_fields(ctypes.c_void_p, "generator sizes vectors bytes steps halves gram"),
         *_fields(ctypes.c_void_p, "residual_weights constant"),
-        ("norm_weight", ctypes.c_float),
+        ("fine_codes", ctypes.c_int64),
+        ("grid", ctypes.c_int64 * 3),
+        *_fields(ctypes.c_int64, "cell_dim num_sampled"),
+        *_fields(ctypes.c_void_p, "cell_vectors cell_steps cell_costs sampled_cells"),
+        *_fields(ctypes.c_void_p, "fine_vectors fine_ends fine_norms"),
+        *_fields(ctypes.c_float, "norm_weight largest_cell_cost"),
     )
 
 
@@ -235,7 +247,8 @@ class _Request(ctypes.Structure):
         ("level0", _CodeBits),
         *_fields(ctypes.c_float, "half_norm_step density_step compared_density_step"),
         ("usage", ctypes.c_void_p),
-        *_fields(ctypes.c_float, "reference fade_width"),
+        *_fields(ctypes.c_float, "reference fade_width margin"),
+        ("first_rows", ctypes.c_int64),
     )
 
 
@@ -291,6 +304,18 @@ class CompiledSearch:
             norm_weight=norm_weight,
             **_addresses(self._arrays),
         )
+        self._grid: CellGrid | None = None
+        if ranker.fine is not None and generator is None:
+            self._grid = CellGrid(tables, norm_weight, has_modality_level=bool(self._spread.level))
+            cell_arrays = {**self._grid.arrays, **pack_fine_vectors(ranker.fine)}
+            self._arrays |= cell_arrays
+            self._model.fine_codes = ranker.fine.num_codes
+            self._model.grid = self._grid.sizes
+            self._model.cell_dim = self._grid.dim
+            self._model.num_sampled = len(self._grid.arrays["sampled_cells"])
+            self._model.largest_cell_cost = self._grid.largest_cost
+            for name, address in _addresses(cell_arrays).items():
+                setattr(self._model, name, address)
         self._packed_generator = generator  # the library reads its arrays
         if generator is not None:
             self._generator = _Generator(**generator.sizes, **_addresses(generator.arrays))
@@ -358,7 +383,7 @@ class CompiledSearch:
         requests = []
         for query in queries:
             if id(query.restriction) not in parts_of:
-                packed = _pack_parts(segments, query.restriction, vectors, evidence)
+                packed = _pack_parts(segments, query.restriction, vectors, evidence, self._grid)
                 parts_of[id(query.restriction)] = len(parts_of) * len(segments), packed
             first_part, packed = parts_of[id(query.restriction)]
             requests.append(
@@ -443,6 +468,8 @@ class CompiledSearch:
             usage=first_codes.spread.usage.ctypes.data,
             reference=first_codes.spread.deviation,
             fade_width=fade_width,
+            margin=config.margin,
+            first_rows=FIRST_ROWS,
         )
         if config.rerank == "embeddings":
             # A shortlist is chosen without densities, and those of raw features are not stored.
@@ -554,13 +581,15 @@ def _pack_parts(
     restriction: Restriction | None,
     vectors: Sequence[Any] | None,
     evidence: Evidence,
+    grid: CellGrid | None,
 ) -> PackedParts:
     """Return the parts of the library for a restriction; those of the last search are cached."""
     sources = (segments, restriction, vectors)
     cached = evidence.packed_parts  # another thread may replace it
-    if cached is not None and not any(map(operator.is_not, cached.sources, sources)):
+    if cached is not None and not any(map(operator.is_not, cached.sources[:3], sources)):
         return cached
     parts = []
+    arrays: list[np.ndarray] = []
     for number, segment in enumerate(segments):
         part = _Part(table=_table_address(segment.table))
         allowed = segment.alive if restriction is None else restriction[number]
@@ -570,12 +599,37 @@ def _pack_parts(
             part.allowed = allowed.items.ctypes.data
         if vectors is not None:
             part.embeddings, part.scales, part.embedding_bytes = vectors[number].addresses
-            if evidence.densities is not None:
-                part.densities = evidence.densities[number].ctypes.data
+        if evidence.densities is not None and (vectors is not None or grid is not None):
+            part.densities = evidence.densities[number].ctypes.data
+        if grid is not None and segment.fine is not None:
+            arrays += _pack_cells(part, segment, segment.fine, allowed, grid)
         parts.append(part)
     num_items = sum(segment.table.num_items for segment in segments)
-    evidence.packed_parts = packed = PackedParts(sources, b"".join(parts), num_items)
+    packed = PackedParts((*sources, arrays), b"".join(parts), num_items)
+    evidence.packed_parts = packed
     return packed
+
+
+def _pack_cells(
+    part: _Part,
+    segment: SearchSegment,
+    fine: StoredFineCodes,
+    allowed: Allowed | None,
+    grid: CellGrid,
+) -> list[np.ndarray]:
+    """Set the fields of a part that the search of cells reads, and return their arrays."""
+    starts = grid.starts(segment.table)
+    positions = None if allowed is None else allowed.positions
+    sampled_counts, allowed_counts = grid.counts(starts, positions)
+    part.cell_starts = starts.ctypes.data
+    part.fine = fine.blocks.ctypes.data
+    part.sampled_counts = sampled_counts.ctypes.data
+    part.allowed_counts = allowed_counts.ctypes.data
+    if positions is not None:
+        part.positions = positions.words.ctypes.data
+    if fine.lengths is not None:
+        part.lengths = fine.lengths.ctypes.data
+    return [starts, sampled_counts, allowed_counts]
 
 
 class _PackedTable(NamedTuple):

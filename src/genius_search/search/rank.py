@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64, Integer, UInt8
 
 from genius_search.nn.codebooks import AnyArray, as_floats, sum_codes
+from genius_search.nn.fine import FineCodes
 from genius_search.nn.spread import (
     MAX_FADE,
     Spread,
@@ -42,12 +43,19 @@ class CodeRanker:
     norm_weight
         the weight w of half norms where prefixes are chosen. The half norms stored with IDs are
         already weighted.
+    fine
+        the fine codes that follow IDs, if there are any.
     """
 
     def __init__(
-        self, tables: Sequence[AnyArray], spread: Spread | None = None, norm_weight: float = 1.0
+        self,
+        tables: Sequence[AnyArray],
+        spread: Spread | None = None,
+        norm_weight: float = 1.0,
+        fine: FineCodes | None = None,
     ) -> None:
         self.norm_weight = norm_weight
+        self.fine = fine
         self._tables = [as_floats(table) for table in tables]
         self.spread = spread or Spread.neutral(len(tables[0]))
 

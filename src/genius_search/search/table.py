@@ -25,12 +25,16 @@ where the prefix itself starts, and "0 8" at row 2, the only entry of level 1's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int32, Int64, Integer
+
+if TYPE_CHECKING:
+    from genius_search.search.vectors import StoredFineCodes
 
 LARGEST_BYTE_CODE: Final = int(np.iinfo(np.uint8).max)
 """Tables with a larger code store two bytes per code, others one."""
@@ -200,6 +204,13 @@ class IdTable:
         rows[self.items] = np.arange(len(self), dtype=np.int32).repeat(np.diff(self.bucket_starts))
         return rows
 
+    @cached_property
+    def positions_of_items(self) -> Int32[np.ndarray, " items"]:
+        """The position of each item in ``items``. Reads all of them when it is first used."""
+        positions = np.empty(self.num_items, dtype=np.int32)
+        positions[self.items] = np.arange(self.num_items, dtype=np.int32)
+        return positions
+
 
 WORD_BITS: Final = 64
 """Rows per machine word."""
@@ -247,21 +258,23 @@ class RankedBits:
         )
 
 
-class Allowed(NamedTuple):
+@dataclass(eq=False)
+class Allowed:
     """Items of one table that a search may return."""
 
     items: Bool[np.ndarray, " items"]
     """Mask over item rows."""
     ids: RankedBits
     """Table rows whose ID has at least one allowed item."""
+    table: IdTable
 
     @staticmethod
     def of(table: IdTable, items: Bool[np.ndarray, " items"]) -> Allowed:
         """Build from a mask over the items of a table."""
         if not len(items):
-            return Allowed(items, RankedBits(items))
+            return Allowed(items, RankedBits(items), table)
         has_item = np.logical_or.reduceat(items[table.items], table.bucket_starts[:-1])
-        return Allowed(items, RankedBits(has_item))
+        return Allowed(items, RankedBits(has_item), table)
 
     @staticmethod
     def of_rows(table: IdTable, rows: Int64[np.ndarray, " rows"]) -> Allowed:
@@ -270,7 +283,12 @@ class Allowed(NamedTuple):
         items[rows] = True
         has_item = np.zeros(len(table), dtype=bool)
         has_item[table.rows_of_items[rows]] = True
-        return Allowed(items, RankedBits(has_item))
+        return Allowed(items, RankedBits(has_item), table)
+
+    @cached_property
+    def positions(self) -> RankedBits:
+        """Positions of the allowed items in the table's list of items."""
+        return RankedBits(self.items[self.table.items])
 
 
 class SearchSegment(NamedTuple):
@@ -279,6 +297,8 @@ class SearchSegment(NamedTuple):
     table: IdTable
     alive: Allowed | None = None
     """The items that are not deleted; None if no item is deleted."""
+    fine: StoredFineCodes | None = None
+    """The fine codes of the items; None if IDs are whole."""
 
 
 Restriction = tuple[Allowed | None, ...]

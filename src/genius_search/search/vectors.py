@@ -24,6 +24,7 @@ from jaxtyping import Float, Float16, Float32, Int16, Int64, Shaped, UInt8
 
 from genius_search.artifact import shape_matches
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.nn.fine import unpack_fine_codes
 
 if TYPE_CHECKING:
     from genius_search.search.rank import CodeRanker
@@ -142,6 +143,68 @@ def quantize(vectors: Float[np.ndarray, "rows dim"], bits: EmbeddingBits) -> Qua
     return Quantized(_pack(levels.astype(np.uint8), bits), scales.astype(np.float16))
 
 
+PLANE_SHARE: Final = 1e-4
+"""Squared sine of the smallest angle between v and n with which both get factors."""
+PARALLEL_COSINE: Final = 0.05
+"""Smallest cosine of x and n with which rounding of the factor of v is corrected."""
+FINE_ROWS: Final = 16
+"""Number of items whose fine codes are adjacent: a block of search.c's cells.c."""
+MIN_LENGTH: Final = 0.5
+"""Smallest factor of the vector that codes stand for."""
+LENGTH_STEPS: Final = 200
+"""Steps of the factors from 0 to 1; a byte holds factors up to 1.775."""
+
+
+def decode_lengths(stored: UInt8[np.ndarray, " items"]) -> Float32[np.ndarray, " items"]:
+    """Decode factors of the vectors that codes stand for: .5 + byte / 200."""
+    return np.asarray(stored / np.float32(LENGTH_STEPS) + np.float32(MIN_LENGTH), dtype=np.float32)
+
+
+def fit_scales(
+    vectors: Float32[np.ndarray, "items dim"],
+    coded: Float32[np.ndarray, "items dim"],
+    rounded: Float32[np.ndarray, "items dim"],
+) -> tuple[UInt8[np.ndarray, " items"], Float16[np.ndarray, " items"]]:
+    """Return the factors a, as bytes, and s of the stored vectors a v + s n.
+
+    They are those of the nearest such vector to x, times a factor that makes its product with x
+    equal |x|²: an item's own vector then finds it with a cosine of 1, and products with other
+    queries are as long as the true ones on average.
+
+    Parameters
+    ----------
+    vectors
+        the vectors x.
+    coded
+        v: the vectors that codes and fine codes stand for.
+    rounded
+        n: the integers of the residuals x − v, with the weights of their dimensions.
+    """
+    coded_squares = np.vecdot(coded, coded)
+    rounded_squares = np.vecdot(rounded, rounded)
+    crossed = np.vecdot(coded, rounded)
+    with_coded = np.vecdot(vectors, coded)
+    with_rounded = np.vecdot(vectors, rounded)
+    squares = np.vecdot(vectors, vectors)
+    determinants = coded_squares * rounded_squares - crossed * crossed
+    # Where residuals are parallel to v, or nothing, v alone is stored.
+    is_plane = determinants > PLANE_SHARE * coded_squares * rounded_squares
+    divisors = np.where(is_plane, determinants, 1)
+    lengths = (with_coded * rounded_squares - with_rounded * crossed) / divisors
+    scales = (with_rounded * coded_squares - with_coded * crossed) / divisors
+    products = lengths * with_coded + scales * with_rounded
+    factors = np.where(products > 0, squares, 1) / np.where(products > 0, products, 1)
+    stored = np.rint((np.where(is_plane, lengths * factors, 1) - MIN_LENGTH) * LENGTH_STEPS)
+    stored = stored.clip(0, 255).astype(np.uint8)
+    scales *= factors
+    # The scale makes up for the rounding of the factor, if residuals point to where x does.
+    missing = squares - decode_lengths(stored) * with_coded
+    can_correct = is_plane & (with_rounded > np.sqrt(squares * rounded_squares) * PARALLEL_COSINE)
+    corrected = missing / np.where(can_correct, with_rounded, 1)
+    scales = np.where(can_correct, corrected, np.where(is_plane, scales, 0))
+    return stored, scales.astype(np.float16)
+
+
 def stored_width(dim: int, bits: EmbeddingBits) -> int:
     """Return the length of the stored row of a vector with ``dim`` numbers."""
     return -(-dim * bits // 8) if is_residual(bits) else dim
@@ -180,6 +243,37 @@ def dequantize(stored: Quantized, bits: EmbeddingBits, dim: int) -> Float32[np.n
     return np.asarray(unpack(stored.values, bits, dim) * scales[:, None].astype(np.float32))
 
 
+class StoredFineCodes:
+    """The fine codes of a segment, and the factors of the vectors that they and the IDs stand for.
+
+    Parameters
+    ----------
+    blocks
+        packed codes in the order of the table's items (:func:`genius_search.nn.fine.to_blocks`).
+    lengths
+        factors as bytes; None if embeddings have 16 bits.
+    """
+
+    def __init__(
+        self,
+        blocks: UInt8[np.ndarray, "blocks bytes 16"],
+        lengths: UInt8[np.ndarray, " items"] | None,
+        table: IdTable,
+    ) -> None:
+        self.blocks = blocks
+        self.lengths = lengths
+        self._table = table
+
+    def packed_codes(self, rows: Int64[np.ndarray, " rows"]) -> UInt8[np.ndarray, "rows bytes"]:
+        """Return the packed fine codes of item rows."""
+        positions = self._table.positions_of_items[rows]
+        return np.asarray(self.blocks[positions // FINE_ROWS, :, positions % FINE_ROWS])
+
+    def lengths_of(self, rows: Int64[np.ndarray, " rows"]) -> UInt8[np.ndarray, " rows"] | None:
+        """Return the factors of item rows as bytes; None if embeddings have 16 bits."""
+        return None if self.lengths is None else self.lengths[rows]
+
+
 class StoredVectors:
     """The stored embeddings of a segment, decoded when they are read.
 
@@ -187,25 +281,43 @@ class StoredVectors:
     ----------
     ranker, table
         the code vectors and IDs that residuals are added to.
+    fine
+        the fine codes that follow the IDs, if there are any.
     """
 
     def __init__(
-        self, stored: Quantized, bits: EmbeddingBits, ranker: CodeRanker, table: IdTable
+        self,
+        stored: Quantized,
+        bits: EmbeddingBits,
+        ranker: CodeRanker,
+        table: IdTable,
+        fine: StoredFineCodes | None = None,
     ) -> None:
         self._values, self._scales = stored
         self.bits = bits
         self._ranker = ranker
         self._table = table
+        self._fine = fine
 
     def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
         """Return the vectors of item rows, whose length is only approximately 1."""
         values = self._values[rows]
         if self._scales is None:
             return np.asarray(values, dtype=np.float32)
-        vectors = self._ranker.vectors(self._table.ids[self._table.rows_of_items[rows]])
+        vectors = self._coded_vectors(rows)
         residuals = dequantize(Quantized(values, self._scales[rows]), self.bits, vectors.shape[1])
         weights = self._ranker.spread.residuals
         vectors += residuals if weights is None else weights.apply(residuals, self.bits)
+        return vectors
+
+    def _coded_vectors(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
+        """Return the vectors that the codes of item rows stand for."""
+        vectors = self._ranker.vectors(self._table.ids[self._table.rows_of_items[rows]])
+        if self._fine is not None and self._ranker.fine is not None:
+            vectors += self._ranker.fine.sum(unpack_fine_codes(self._fine.packed_codes(rows)))
+            lengths = self._fine.lengths_of(rows)
+            if lengths is not None:
+                vectors *= decode_lengths(lengths)[:, None]
         return vectors
 
     @cached_property

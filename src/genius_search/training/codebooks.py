@@ -31,6 +31,13 @@ from genius_search.nn.codebooks import (
     weight_shapes,
 )
 from genius_search.nn.coder import Coder, EncodedItems, NearestSums
+from genius_search.nn.fine import (
+    FINE_ENDS,
+    FINE_NORMS,
+    FINE_VECTORS,
+    fit_fine_codes,
+    round_to_bytes,
+)
 from genius_search.nn.kmeans import residual_kmeans, subtract_vectors, sum_by_code
 from genius_search.nn.spread import MAX_CONSTANT_DIRECTIONS, NUM_MODALITY_STATISTICS, Residuals
 from genius_search.progress import Progress
@@ -97,6 +104,16 @@ MIN_METRIC_QUERIES: Final = 100
 """Minimum number of queries for :func:`query_metric`."""
 FUSE_BATCH: Final = 4096
 """Number of items that are fused in a batch."""
+MAX_ONE_LEVEL_POOL: Final = 65_536
+"""Pools up to this size have one semantic level before fine codes, of at most 256 cells."""
+MAX_PRECISE_POOL: Final = 262_144
+"""Pools up to this size have :data:`PRECISE_FINE_CODES`: their items take little memory."""
+PRECISE_FINE_CODES: Final = 64
+"""Number of fine codes in small pools: 32 bytes an item."""
+NUM_FINE_CODES: Final = 40
+"""Number of fine codes in large pools: 20 bytes an item."""
+FINE_CODES: Final = "fine_codes"
+"""Input of the quantizer's manifest: the number of fine codes."""
 FITTED_ITEMS: Final = "fitted_items"
 """Input of the quantizer's manifest: the number of items in the pool that its codebooks were fitted
 to."""
@@ -109,6 +126,16 @@ def codebook_size(items: int) -> int:
     return int(min(MAX_CODES, max(MIN_CODES, power_of_two)))
 
 
+def cell_levels(items: int) -> int:
+    """Return the number of semantic levels before fine codes: one, or in large pools two."""
+    return 1 if items <= MAX_ONE_LEVEL_POOL else 2
+
+
+def num_fine_codes(items: int) -> int:
+    """Return the number of fine codes for a pool, including that of half norms."""
+    return PRECISE_FINE_CODES if items <= MAX_PRECISE_POOL else NUM_FINE_CODES
+
+
 def fit_codebooks(
     embeddings: Float32[np.ndarray, "items dim"],
     modalities: Int8[np.ndarray, " items"],
@@ -118,7 +145,7 @@ def fit_codebooks(
     inputs: Mapping[str, str],
     fused_by: Codebooks | None = None,
     metric: Float32[np.ndarray, "dim dim"] | None = None,
-    levels: int = LEVELS,
+    levels: int | None = LEVELS,
     progress: Progress,
 ) -> StoredQuantizer:
     """Fit codebooks to the embeddings of a pool, or open the folder if it is finished.
@@ -145,8 +172,12 @@ def fit_codebooks(
         the matrix of :func:`query_metric`, which weights errors of codes; by default all directions
         have the same weight.
     levels
-        number of semantic levels, each a byte of an ID.
+        number of semantic levels, each a byte of an ID. With None, IDs have one or two and are
+        followed by fine codes, which searches without a generator find sooner.
     """
+    num_fine = 0
+    if levels is None:
+        levels, num_fine = cell_levels(items), num_fine_codes(items)
     fusion = FusionConfig(kind="sum") if fused_by is None else fused_by.config.fusion
     config = QuantizerConfig(
         levels=levels,
@@ -157,13 +188,15 @@ def fit_codebooks(
         kmeans_iterations=COARSE_ITERATIONS,
         fusion=fusion,
     )
-    inputs = {**inputs, FITTED_ITEMS: str(items)}
+    inputs = {**inputs, FITTED_ITEMS: str(items), FINE_CODES: str(num_fine)}
     if metric is not None:
         inputs[METRIC] = hashlib.sha256(metric.tobytes()).hexdigest()
     writer = ArtifactWriter(folder, kind=QUANTIZER_KIND, config=to_json(config), inputs=inputs)
     if writer.finished() is not None:
         return StoredQuantizer(folder)
     weights = _fit_weights(embeddings, modalities, config, fused_by, metric, progress)
+    if num_fine:
+        _add_fine_codes(weights, config, embeddings, modalities, num_fine)
     _add_statistics(weights, config, embeddings, modalities, items)
     return write_quantizer(writer, Codebooks(embeddings.shape[1], config, weights))
 
@@ -198,6 +231,23 @@ def _fit_weights(
     return weights
 
 
+def _add_fine_codes(
+    weights: dict[str, np.ndarray],
+    config: QuantizerConfig,
+    embeddings: Float32[np.ndarray, "items dim"],
+    modalities: Int8[np.ndarray, " items"],
+    num_codes: int,
+) -> None:
+    """Round the code vectors of a quantizer to bytes, and add vectors of fine codes to it."""
+    for level in range(1 + config.levels):
+        name = f"codebooks.{level}.embed"
+        weights[name] = round_to_bytes(weights[name])
+    codebooks = Codebooks(embeddings.shape[1], config, weights)
+    cells = codebooks.vectors(Coder(codebooks).assign_ids(embeddings, modalities))
+    fine = fit_fine_codes(embeddings, cells, num_codes, config.norm_weight)
+    weights |= dict(zip((FINE_VECTORS, FINE_ENDS, FINE_NORMS), fine, strict=True))
+
+
 def _add_statistics(
     weights: dict[str, np.ndarray],
     config: QuantizerConfig,
@@ -216,7 +266,7 @@ def _add_statistics(
         ]
     )
     coder = Coder(Codebooks(dim, config, weights))
-    ids = coder.assign_ids(embeddings[sampled], modalities[sampled])
+    ids = coder.encode_items(embeddings[sampled], modalities[sampled]).all_codes
     weights[POOL_SAMPLE] = np.unique(ids, axis=0).astype(np.int16)
     # Densities are measured with the sample, so the statistics come after it.
     codebooks = Codebooks(dim, config, weights)
@@ -317,11 +367,12 @@ def measure_items(codebooks: Codebooks, encoded: EncodedItems) -> dict[str, np.n
     ids = encoded.codes[sampled]
     tables = codebooks.tables()
     embeddings = np.asarray(vectors, np.float32)
-    densities = Coder(codebooks).norm_and_density.densities(embeddings, ids)
+    all_codes = encoded.all_codes[sampled]
+    densities = Coder(codebooks).norm_and_density.densities(embeddings, all_codes)
     usage, spreads = measure_spread(
         tables, ids, embeddings, densities, has_modality_level=codebooks.has_modality_level
     )
-    residuals = _measure_residuals(vectors - sum_codes(tables, ids))
+    residuals = _measure_residuals(vectors - codebooks.vectors(all_codes))
     constant = np.zeros((MAX_CONSTANT_DIRECTIONS, codebooks.dim), np.float32)
     constant[: len(residuals.constant)] = residuals.constant
     return {

@@ -76,7 +76,7 @@ def test_shards_share_codebooks_fitted_to_all_of_the_pool(texts, tmp_path):
     assert made.left_out == len(left_out)
     manifests = [Index.open(shard_folder(tmp_path / "X", n))._snapshot.manifest for n in range(2)]
     assert {one.model_fingerprint for one in manifests} == {made.model_fingerprint}
-    assert {(one.embeddings, one.embedding_bits) for one in manifests} == {("fused", 4)}
+    assert {(one.embeddings, one.embedding_bits) for one in manifests} == {("fused", 8)}
     hit = Searcher.open(tmp_path / "X").search("a note about number 7", k=1)[0]
     assert hit.fields["name"].startswith("note")
 

@@ -54,7 +54,7 @@ def index(pool, clip_folder, tmp_path_factory):
 def test_items_of_every_kind_are_found_without_training(index, pool):
     info = index.info()
     assert info.by_modality == {"image": 6, "text": 6, "image-text": 6}
-    assert info.embeddings == "fused, 4 bits a number"
+    assert info.embeddings == "fused, 8 bits a number"
     assert index.search(image=pool / "9.png")[0].id == "9.png"
     assert index.search("green ground a")[0].id == "note 3.txt"
     assert index.search("green ground", image=pool / "3.png")[0].id == "3.png"
@@ -215,6 +215,7 @@ def test_large_indexes_store_two_bits_a_number_and_raw_embeddings_sixteen(
     encoder = f"clip:{clip_folder}"
     index = Index.create(tmp_path / "raw", pool, encoder=encoder, embeddings="raw")
     assert index.info().embeddings == "raw, 16 bits a number"
+    monkeypatch.setattr(build, "FEW_ITEMS", 1)
     monkeypatch.setattr(build, "MANY_ITEMS", 2)
     index = Index.create(tmp_path / "large", pool, encoder=encoder)
     assert index.info().embeddings == "fused, 2 bits a number"

@@ -73,7 +73,7 @@ def put(place: int, value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 CHANGES = {
     "ids": [
-        lambda a: a[:, :3],
+        lambda a: np.concatenate([a, a], axis=1),
         lambda a: a[:, :0],
         lambda a: a.astype(np.int16) - 1,
         lambda a: a[:-1],
@@ -102,6 +102,8 @@ CHANGES = {
         np.asfortranarray,
     ],
     "embedding_densities": [lambda a: a[:0], lambda a: a.astype(">i2")],
+    "embedding_lengths": [lambda a: a[:-1], lambda a: a.astype(np.int16)],
+    "fine_codes": [lambda a: a[:-1], lambda a: a[:, :1], lambda a: a[:, :, :1], lambda a: a[0]],
     "embedding_scales": [put(3, np.nan), put(3, np.inf), lambda a: a[:-1]],
 }
 
@@ -110,7 +112,7 @@ CHANGES = {
 def test_arrays_that_do_not_fit_are_refused_though_their_checksums_are_right(folder, made, name):
     file = folder / "segments" / "000001" / f"{name}.npy"
     if not file.exists():
-        pytest.skip("16 bits have no scales")
+        pytest.skip("16 bits have no scales or lengths")
     original = file.read_bytes()
     size = original.index(b"'shape': (") + 10
     wrong = [b"", original[:50], original[:size] + b"9" * 15 + original[size + 15 :]]
@@ -130,7 +132,7 @@ def test_arrays_that_do_not_fit_are_refused_though_their_checksums_are_right(fol
 def test_ids_of_fewer_levels_than_the_model_has_are_refused(folder, tmp_path, is_outside):
     for place in (folder / "segments").iterdir():
         count = len(np.load(place / "items.npy"))
-        save_table(IdTable.build(np.zeros((count, 2), dtype=np.int16), np.zeros(count)), place)
+        save_table(IdTable.build(np.zeros((count, 1), dtype=np.int16), np.zeros(count)), place)
     model = "./model"
     if is_outside:
         model = str(shutil.move(folder / "model", tmp_path / "model"))

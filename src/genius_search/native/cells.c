@@ -1,0 +1,615 @@
+/* Search of cells: the items of an ID with one or two semantic codes are a cell, and fine codes of
+   4 bits follow the ID (nn/fine.py). search.c includes this file. The plain search in
+   search/cells.py defines the results.
+
+     score of an item = (product of the query with the vectors of its ID and fine codes)
+                        - (weighted half norm of that vector)
+                      = base of its cell + sum over its fine codes of tables[code]
+
+   A query goes through these parts:
+
+     multiply_levels()   products with all code vectors of cells, as integers
+     fill_tables()       products with the vectors of fine codes, and their bytes
+     choose_limits()     from a sample of cells: how good a cell must be
+     list_cells()        the cells with good bases
+     scan_cells()        the items in them; the best wait in ``w->kept``
+     keep_shortlist()    the best of these, with scores that are not rounded
+
+   Cells are scanned twice: first the best ones, whose items show how good a score of the shortlist
+   is; then those from which an item may reach it. */
+
+enum { FINE_ROWS = 16 };      /* items in a block of fine codes */
+enum { FINE_VALUES = 16 };    /* values of a fine code */
+enum { MAX_FINE_CODES = 64 };
+enum { LARGEST_BYTE = 31 };   /* eight such bytes have a sum that fits into a byte */
+enum { UNIT_RANGE = 15000 };  /* bases of cells are integers of 16 bits in this range */
+enum { NO_LIMIT = -32768 };   /* below every score */
+enum { UNITS = 256 };         /* blocks that wait for a scan */
+enum { LARGEST_BASE = UNIT_RANGE + 8 }; /* rounding included */
+enum { LIMIT_BUCKET = 16 };   /* resolution of limits from the sample of cells */
+enum { MIN_SHORTLIST = 400 }; /* items whose scores are computed for a ranking by codes */
+enum { CELL_LANES = 16 };     /* numbers of 16 bits that are compared together */
+
+/* A block, or the part of it that belongs to a cell. */
+typedef struct {
+  int32_t block, cell;
+  uint16_t mask; /* bits of its allowed items in the cell */
+  int16_t base;  /* of the cell, relative to the best one, in steps of the bytes */
+} Unit;
+
+typedef struct {
+  int32_t part, position, cell;
+} Kept;
+
+typedef struct {
+  const Model *model;
+  const Request *request;
+  Work *work;
+  float tables[MAX_FINE_CODES][FINE_VALUES]; /* products, and costs of half norms */
+  uint8_t bytes[MAX_FINE_CODES * 32] __attribute__((aligned(64))); /* each table twice */
+  float step;                 /* of the bytes */
+  float lowest;               /* sum of the smallest number of each table */
+  float deviation;            /* of the sums over fine codes */
+  float mean;                 /* of the sums over fine codes, above ``lowest`` */
+  float unit;                 /* bases of cells are multiplied by this and rounded */
+  int16_t first[CODES] __attribute__((aligned(64)));  /* bases of codes, in this unit */
+  int16_t second[CODES] __attribute__((aligned(64)));
+  int16_t cost_factor;        /* of the costs of cells */
+  int32_t best;               /* the best base of a cell */
+  int64_t num_kept, next_limit, shortlist;
+  int32_t limit;              /* sums of kept items are above */
+} CellScan;
+
+static inline int64_t num_cells(const Model *m) { return m->grid[1] * m->grid[2]; }
+
+/* Multiply the query, rounded to 16 bits, by the code vectors of all levels, in 8 bits. */
+static void multiply_levels(const Model *m, Work *w, const float *query) {
+  int64_t dim = m->cell_dim, count = m->grid[0] + m->grid[1] + m->grid[2];
+  int16_t *rounded = w->short_query.at;
+  float step = round_query(query, m->dim, 128, rounded), *products = w->products.at;
+  memset(rounded + m->dim, 0, (size_t)(dim - m->dim) * sizeof(int16_t));
+  for (int64_t c = 0; c < count; c += 4) {
+    const int8_t *vectors = m->cell_vectors + c * dim;
+    int32_t sums[4];
+#ifdef __AVX2__
+    __m256i totals[4] = {0};
+    for (int64_t i = 0; i < dim; i += 16) {
+      __m256i numbers = _mm256_loadu_si256((const __m256i *)(rounded + i));
+      for (int j = 0; j < 4; j++) {
+        __m256i wide =
+            _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(vectors + j * dim + i)));
+        totals[j] = _mm256_add_epi32(totals[j], _mm256_madd_epi16(numbers, wide));
+      }
+    }
+    __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(totals[0], totals[1]),
+                                      _mm256_hadd_epi32(totals[2], totals[3]));
+    _mm_storeu_si128((__m128i *)sums, _mm_add_epi32(_mm256_castsi256_si128(pairs),
+                                                    _mm256_extracti128_si256(pairs, 1)));
+#else
+    for (int j = 0; j < 4; j++) {
+      uint32_t sum = 0;
+      for (int64_t i = 0; i < dim; i++) sum += (uint32_t)(rounded[i] * vectors[j * dim + i]);
+      sums[j] = (int32_t)sum;
+    }
+#endif
+    for (int j = 0; j < 4; j++) products[c + j] = (float)sums[j] * (m->cell_steps[c + j] * step);
+  }
+}
+
+/* Scale the query as standardize_query() does, from the products that multiply_levels() left. */
+static float standardize_products(const Model *m, const Request *request, const float *query,
+                                  Work *w) {
+  float *products = w->products.at, *scaled = w->scaled.at, *first = products + m->grid[0];
+  float mean = dot(request->usage, first, m->grid[1]), variance = 0;
+  for (int64_t c = 0; c < m->grid[1]; c++)
+    variance += request->usage[c] * (first[c] - mean) * (first[c] - mean);
+  float factor = variance > 0 && request->reference > 0 ? request->reference / sqrtf(variance) : 1;
+  for (int64_t c = 0; c < m->grid[0] + m->grid[1] + m->grid[2]; c++) products[c] *= factor;
+  for (int64_t i = 0; i < m->dim; i++) scaled[i] = query[i] * factor;
+  return factor;
+}
+
+/* Fill the tables of the fine codes of a query, and round them to bytes. */
+static void fill_tables(CellScan *scan, const float *query) {
+  const Model *m = scan->model;
+  float widest = 0, variance = 0, smallest[MAX_FINE_CODES];
+  int64_t last = m->fine_codes - 1;
+  scan->lowest = scan->mean = 0;
+  for (int64_t t = 0, d = 0; t < m->fine_codes; t++) {
+    float table[FINE_VALUES] = {0}, low, high, sum = 0, squares = 0;
+    for (; t < last && d < m->fine_ends[t]; d++)
+      for (int v = 0; v < FINE_VALUES; v++) table[v] += query[d] * m->fine_vectors[d * 16 + v];
+    for (int v = 0; t == last && v < FINE_VALUES; v++) table[v] = -m->fine_norms[v];
+    low = high = table[0];
+    for (int v = 0; v < FINE_VALUES; v++) {
+      low = table[v] < low ? table[v] : low;
+      high = table[v] > high ? table[v] : high;
+      sum += table[v];
+      squares += table[v] * table[v];
+    }
+    smallest[t] = low;
+    scan->lowest += low;
+    scan->mean += sum / FINE_VALUES - low;
+    variance += squares / FINE_VALUES - (sum / FINE_VALUES) * (sum / FINE_VALUES);
+    widest = high - low > widest ? high - low : widest;
+    memcpy(scan->tables[t], table, sizeof table);
+  }
+  scan->deviation = variance > 0 ? sqrtf(variance) : 0;
+  /* A step is at least a unit of the bases, so that differences of bases fit into 16 bits. */
+  scan->step = widest / LARGEST_BYTE > 1 / scan->unit ? widest / LARGEST_BYTE : 1 / scan->unit;
+  float steps = 1 / scan->step;
+  for (int64_t t = 0; t < m->fine_codes; t++) {
+    uint8_t *bytes = scan->bytes + t * 2 * FINE_VALUES;
+    for (int v = 0; v < FINE_VALUES; v++)
+      bytes[v] = (uint8_t)(int32_t)((scan->tables[t][v] - smallest[t]) * steps + .5f);
+    memcpy(bytes + FINE_VALUES, bytes, FINE_VALUES);
+  }
+}
+
+/* Round the products of codes, so that sums of three, and costs of cells, fit into 16 bits. */
+static void round_bases(CellScan *scan) {
+  const Model *m = scan->model;
+  const float *products = scan->work->products.at;
+  float largest[3] = {0};
+  for (int64_t l = 0, c = 0; l < 3; l++)
+    for (int64_t i = 0; i < m->grid[l]; i++, c++)
+      largest[l] = fabsf(products[c]) > largest[l] ? fabsf(products[c]) : largest[l];
+  float range = largest[0] + largest[1] + largest[2] + m->largest_cell_cost;
+  scan->unit = range > 0 ? UNIT_RANGE / range : 1;
+  scan->cost_factor = (int16_t)lrintf(m->largest_cell_cost * scan->unit);
+  const float *second = products + m->grid[0] + m->grid[1];
+  for (int64_t c = 0; c < CODES; c++)
+    scan->second[c] = (int16_t)(c < m->grid[2] ? lrintf(second[c] * scan->unit) : 0);
+}
+
+/* Set the bases of first codes for a modality's code. */
+static void add_modality(CellScan *scan, int64_t modality) {
+  const Model *m = scan->model;
+  const float *products = scan->work->products.at, *first = products + m->grid[0];
+  for (int64_t c = 0; c < m->grid[1]; c++)
+    scan->first[c] = (int16_t)lrintf((products[modality] + first[c]) * scan->unit);
+}
+
+/* Return a cost in the unit of bases: cost * factor / 2^15, rounded as _mm256_mulhrs_epi16 does. */
+static inline int32_t scale_cost(int16_t cost, int16_t factor) {
+  return (((int32_t)cost * factor >> 14) + 1) >> 1;
+}
+
+/* List the cells of a modality with bases above ``low`` and up to ``high``. */
+static int list_cells(CellScan *scan, int64_t modality, int32_t low, int32_t high, int64_t *count) {
+  const Model *m = scan->model;
+  Work *w = scan->work;
+  int64_t n = *count, second_codes = m->grid[2];
+  int32_t origin = (int32_t)(modality * num_cells(m));
+  if (!reserve(&w->cells, n + num_cells(m), sizeof(int32_t)) ||
+      !reserve(&w->bases, n + num_cells(m), sizeof(int16_t)))
+    return 0;
+  int32_t *cells = w->cells.at;
+  int16_t *bases = w->bases.at;
+  const int16_t *costs = m->cell_costs + origin;
+  for (int64_t a = 0; a < m->grid[1]; a++) {
+    int64_t b = 0;
+#ifdef __AVX2__
+    __m256i first = _mm256_set1_epi16(scan->first[a]);
+    __m256i factor = _mm256_set1_epi16(scan->cost_factor);
+    __m256i least = _mm256_set1_epi16((int16_t)low), most = _mm256_set1_epi16((int16_t)high);
+    for (; b + CELL_LANES <= second_codes; b += CELL_LANES) {
+      __m256i cost = _mm256_mulhrs_epi16(
+          _mm256_loadu_si256((const __m256i *)(costs + a * second_codes + b)), factor);
+      __m256i base = _mm256_sub_epi16(
+          _mm256_add_epi16(first, _mm256_load_si256((const __m256i *)(scan->second + b))), cost);
+      __m256i good =
+          _mm256_andnot_si256(_mm256_cmpgt_epi16(base, most), _mm256_cmpgt_epi16(base, least));
+      uint32_t bits = (uint32_t)_mm256_movemask_epi8(good) & 0x55555555;
+      if (!bits) continue;
+      int16_t values[CELL_LANES];
+      _mm256_storeu_si256((__m256i *)values, base);
+      for (; bits; bits &= bits - 1) {
+        int j = __builtin_ctz(bits) >> 1;
+        cells[n] = origin + (int32_t)(a * second_codes + b + j);
+        bases[n++] = values[j];
+      }
+    }
+#endif
+    for (; b < second_codes; b++) {
+      int32_t cost = scale_cost(costs[a * second_codes + b], scan->cost_factor);
+      int32_t base = scan->first[a] + scan->second[b] - cost;
+      cells[n] = origin + (int32_t)(a * second_codes + b);
+      bases[n] = (int16_t)base;
+      n += base > low && base <= high;
+    }
+  }
+  *count = n;
+  return 1;
+}
+
+/* Return the largest number that at least ``most`` of the scores exceed, or ``low`` if fewer than
+   ``most`` exceed that. The memory of scores has room for 15 more. */
+static int32_t find_limit(int16_t *scores, int64_t count, int64_t most, int32_t low) {
+  int32_t high = NO_LIMIT;
+  for (int64_t i = count; i & (CELL_LANES - 1); i++) scores[i] = NO_LIMIT;
+  for (int64_t i = 0; i < count; i++) high = scores[i] > high ? scores[i] : high;
+  int32_t floor_of_limits = low;
+  for (int is_first = 1; is_first || high - low > 1; is_first = 0) {
+    /* At least ``most`` exceed low, once that has been found; fewer exceed high. */
+    int32_t middle = is_first ? low : (low + high) >> 1;
+    int64_t above = 0;
+    for (int64_t i = 0; i < count;) {
+      int64_t end = i + 30000 < count ? i + 30000 : count;
+      int16_t part = 0, than = (int16_t)middle;
+      for (; i < end; i++) part = (int16_t)(part + (scores[i] > than));
+      above += part;
+    }
+    if (above >= most)
+      low = middle;
+    else if (is_first)
+      return floor_of_limits;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/* Sum the bytes of four units' items. ``good`` receives the bits of items above the limit, those of
+   two units in each number; ``sums`` their sums, first those of even, then those of odd items. */
+#ifdef __AVX2__
+static inline __attribute__((always_inline)) void scan_units(const CellScan *scan,
+                                                             const uint8_t *blocks,
+                                                             const Unit *units, uint32_t *good,
+                                                             int16_t *sums, const int codes) {
+  const int bytes = codes * FINE_ROWS / 2;
+  const uint8_t *rows[4];
+  for (int u = 0; u < 4; u++) rows[u] = blocks + (int64_t)units[u].block * bytes;
+  __m256i low = _mm256_set1_epi8(15), lower = _mm256_set1_epi16(255), even[2] = {0}, odd[2] = {0};
+  for (int g = 0; g < codes / 2; g += 4) { /* eight codes, whose sums fit into bytes */
+    __m256i totals[2] = {0};
+    for (int p = g; p < g + 4; p++) {
+      __m256i first = _mm256_load_si256((const __m256i *)(scan->bytes + p * 64));
+      __m256i second = _mm256_load_si256((const __m256i *)(scan->bytes + p * 64 + 32));
+      for (int h = 0; h < 2; h++) {
+        __m256i pairs = _mm256_inserti128_si256(
+            _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(rows[2 * h] + p * 16))),
+            _mm_loadu_si128((const __m128i *)(rows[2 * h + 1] + p * 16)), 1);
+        __m256i a = _mm256_shuffle_epi8(first, _mm256_and_si256(pairs, low));
+        __m256i b = _mm256_shuffle_epi8(
+            second, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low));
+        totals[h] = _mm256_add_epi8(totals[h], _mm256_add_epi8(a, b));
+      }
+    }
+    for (int h = 0; h < 2; h++) {
+      even[h] = _mm256_add_epi16(even[h], _mm256_and_si256(totals[h], lower));
+      odd[h] = _mm256_add_epi16(odd[h], _mm256_srli_epi16(totals[h], 8));
+    }
+  }
+  __m256i limit = _mm256_set1_epi16((int16_t)scan->limit);
+  for (int h = 0; h < 2; h++) {
+    __m256i base =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi16(units[2 * h].base)),
+                                _mm_set1_epi16(units[2 * h + 1].base), 1);
+    even[h] = _mm256_add_epi16(even[h], base);
+    odd[h] = _mm256_add_epi16(odd[h], base);
+    __m256i good_even = _mm256_cmpgt_epi16(even[h], limit);
+    __m256i good_odd = _mm256_cmpgt_epi16(odd[h], limit);
+    uint32_t masks = (uint32_t)units[2 * h].mask | (uint32_t)units[2 * h + 1].mask << 16;
+    good[h] =
+        (uint32_t)_mm256_movemask_epi8(_mm256_blendv_epi8(good_odd, good_even, lower)) & masks;
+    if (good[h]) {
+      _mm256_storeu_si256((__m256i *)(sums + h * 32), even[h]);
+      _mm256_storeu_si256((__m256i *)(sums + h * 32 + 16), odd[h]);
+    }
+  }
+}
+#else
+static inline __attribute__((always_inline)) void scan_units(const CellScan *scan,
+                                                             const uint8_t *blocks,
+                                                             const Unit *units, uint32_t *good,
+                                                             int16_t *sums, const int codes) {
+  good[0] = good[1] = 0;
+  for (int u = 0; u < 4; u++) {
+    const uint8_t *rows = blocks + (int64_t)units[u].block * (codes * FINE_ROWS / 2);
+    int16_t totals[FINE_ROWS] = {0};
+    for (int p = 0; p < codes / 2; p++)
+      for (int r = 0; r < FINE_ROWS; r++) {
+        uint8_t pair = rows[p * FINE_ROWS + r];
+        int sum = scan->bytes[p * 64 + (pair & 15)] + scan->bytes[p * 64 + 32 + (pair >> 4)];
+        totals[r] = (int16_t)(totals[r] + sum);
+      }
+    for (int r = 0; r < FINE_ROWS; r++) {
+      int16_t sum = (int16_t)(totals[r] + units[u].base);
+      sums[u / 2 * 32 + (r & 1) * 16 + u % 2 * 8 + r / 2] = sum;
+      if (sum > scan->limit && units[u].mask >> r & 1) good[u / 2] |= 1u << (u % 2 * 16 + r);
+    }
+  }
+}
+#endif
+
+/* Scan the units that wait: four at a time; up to three wait for further ones, unless these are the
+   last. The items above the limit are kept. */
+static inline __attribute__((always_inline)) int64_t flush_units(CellScan *scan, int64_t part,
+                                                                 Unit *units, int64_t count,
+                                                                 int is_last, const int codes) {
+  Work *w = scan->work;
+  while (is_last && count & 3) units[count] = units[count - 1], units[count++].mask = 0;
+  if (!reserve(&w->kept, scan->num_kept + count * FINE_ROWS, sizeof(Kept)) ||
+      !reserve(&w->sums, scan->num_kept + count * FINE_ROWS + CELL_LANES, sizeof(int16_t)))
+    return NO_MEMORY;
+  Kept *kept = w->kept.at;
+  int16_t *kept_sums = w->sums.at;
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    uint32_t good[2];
+    int16_t sums[64];
+    scan_units(scan, w->parts[part].fine, units + i, good, sums, codes);
+    for (int h = 0; h < 2; h++)
+      for (uint32_t bits = good[h]; bits; bits &= bits - 1) {
+        int lane = __builtin_ctz(bits), row = lane & 15;
+        const Unit *unit = units + i + 2 * h + (lane >> 4);
+        int32_t position = unit->block * FINE_ROWS + row;
+        kept[scan->num_kept] = (Kept){(int32_t)part, position, unit->cell};
+        kept_sums[scan->num_kept++] = sums[h * 32 + (row & 1) * 16 + (lane >> 4) * 8 + row / 2];
+      }
+    if (scan->num_kept >= scan->next_limit) {
+      scan->limit = find_limit(kept_sums, scan->num_kept, scan->shortlist, scan->limit);
+      scan->next_limit = scan->num_kept + scan->shortlist;
+    }
+  }
+  for (int64_t j = i; j < count; j++) units[j - i] = units[j];
+  return count - i;
+}
+
+/* Scan the items of a part in the listed cells. */
+static inline __attribute__((always_inline)) int scan_part(CellScan *scan, int64_t number,
+                                                           int64_t count, const int codes) {
+  enum { AHEAD = 8, BLOCKS_AHEAD = 3, LINE = 64 };
+  Work *w = scan->work;
+  const Part *part = w->parts + number;
+  const int32_t *cells = w->cells.at, *starts = part->cell_starts;
+  const int16_t *bases = w->bases.at;
+  const uint16_t *allowed = (const uint16_t *)part->positions;
+  float steps = 1 / (scan->unit * scan->step); /* steps of the bytes in a unit of bases */
+  Unit units[UNITS + 8];
+  int64_t waiting = 0;
+  for (int64_t c = 0; c < count; c++) {
+    if (c + AHEAD < count) {
+      __builtin_prefetch(starts + cells[c + AHEAD]);
+      int64_t block = starts[cells[c + BLOCKS_AHEAD]] / FINE_ROWS;
+      const uint8_t *next = part->fine + block * codes * FINE_ROWS / 2;
+      for (int byte = 0; byte < codes * FINE_ROWS; byte += LINE) __builtin_prefetch(next + byte);
+    }
+    int32_t low = starts[cells[c]], high = starts[cells[c] + 1];
+    if (low == high) continue;
+    int16_t base = (int16_t)lrintf((float)(bases[c] - scan->best) * steps);
+    for (int32_t block = low / FINE_ROWS; block <= (high - 1) / FINE_ROWS; block++) {
+      int32_t from = low - block * FINE_ROWS, to = high - block * FINE_ROWS;
+      uint32_t mask = to >= FINE_ROWS ? 0xffff : (1u << to) - 1;
+      if (from > 0) mask &= 0xffffu << from;
+      if (allowed) mask &= allowed[block];
+      if (!mask) continue;
+      w->touched += __builtin_popcount(mask);
+      units[waiting++] = (Unit){block, cells[c], (uint16_t)mask, base};
+      if (waiting < UNITS) continue;
+      waiting = flush_units(scan, number, units, waiting, 0, codes);
+      if (waiting < 0) return NO_MEMORY;
+    }
+  }
+  return waiting && flush_units(scan, number, units, waiting, 1, codes) < 0 ? NO_MEMORY : 1;
+}
+
+static int scan_cells(CellScan *scan, int64_t count) {
+  for (int64_t number = 0; number < scan->work->num_parts; number++) {
+    int status;
+    switch (scan->model->fine_codes) {
+#define CASE(codes) \
+  case codes: status = scan_part(scan, number, count, codes); break;
+      CASE(8) CASE(16) CASE(24) CASE(32) CASE(40) CASE(48) CASE(56) CASE(64)
+#undef CASE
+      default: return DAMAGED;
+    }
+    if (status < 0) return status;
+  }
+  return 1;
+}
+
+/* Return whether a query may find items with this code of a modality. */
+static int is_searched(const CellScan *scan, int64_t modality) {
+  const Model *m = scan->model;
+  const Work *w = scan->work;
+  if (m->first_level && !(scan->request->level0[modality >> 3] >> (modality & 7) & 1)) return 0;
+  for (int64_t p = 0; p < w->num_parts; p++) {
+    const int32_t *starts = w->parts[p].cell_starts + modality * num_cells(m);
+    if (starts[0] < starts[num_cells(m)]) return 1;
+  }
+  return 0;
+}
+
+/* Count the allowed items of the sampled cells by the bases of their cells: counts[b] is about
+   bases that are b * LIMIT_BUCKET below the largest possible one. Return the number of all allowed
+   items. */
+static int64_t count_sampled(CellScan *scan, int64_t *counts) {
+  const Model *m = scan->model;
+  const Work *w = scan->work;
+  int64_t total = 0;
+  for (int64_t modality = 0; modality < m->grid[0]; modality++) {
+    if (!is_searched(scan, modality)) continue;
+    add_modality(scan, modality);
+    const int16_t *costs = m->cell_costs + modality * num_cells(m);
+    for (int64_t s = 0; s < m->num_sampled; s++) {
+      int32_t first = m->sampled_cells[2 * s], second = m->sampled_cells[2 * s + 1];
+      int16_t cost = costs[first * m->grid[2] + second];
+      int32_t base = scan->first[first] + scan->second[second];
+      base -= scale_cost(cost, scan->cost_factor);
+      int32_t bucket = (LARGEST_BASE - base) / LIMIT_BUCKET; /* never negative */
+      for (int64_t p = 0; p < w->num_parts; p++)
+        counts[bucket] += w->parts[p].sampled_counts[modality * m->num_sampled + s];
+    }
+    for (int64_t p = 0; p < w->num_parts; p++) total += w->parts[p].allowed_counts[modality];
+  }
+  return total;
+}
+
+/* Find the limits of cells' bases above which there are about ``first`` and ``most`` allowed items,
+   from a sample of the cells. */
+static void choose_limits(CellScan *scan, int64_t first, int64_t most, int32_t *first_limit,
+                          int32_t *last_limit) {
+  int64_t counts[2 * LARGEST_BASE / LIMIT_BUCKET + 1] = {0}, sampled = 0, sum = 0;
+  int64_t total = count_sampled(scan, counts);
+  *first_limit = *last_limit = NO_LIMIT;
+  for (int b = 0; b <= 2 * LARGEST_BASE / LIMIT_BUCKET; b++) sampled += counts[b];
+  if (!sampled || total <= first) return;
+  double share = (double)sampled / (double)total;
+  int64_t first_sum = (int64_t)((double)first * share), most_sum = (int64_t)((double)most * share);
+  if (most >= total) most_sum = INT64_MAX;
+  for (int32_t limit = LARGEST_BASE, b = 0; b <= 2 * LARGEST_BASE / LIMIT_BUCKET; b++) {
+    sum += counts[b];
+    limit -= LIMIT_BUCKET;
+    if (*first_limit == NO_LIMIT && sum > first_sum) *first_limit = limit;
+    if (sum > most_sum) {
+      *last_limit = limit;
+      return;
+    }
+  }
+}
+
+/* List the cells of all modalities that the query may find, and update the best base. */
+static int list_modalities(CellScan *scan, int32_t low, int32_t high, int64_t *count) {
+  *count = 0;
+  for (int64_t modality = 0; modality < scan->model->grid[0]; modality++) {
+    if (!is_searched(scan, modality)) continue;
+    add_modality(scan, modality);
+    if (!list_cells(scan, modality, low, high, count)) return NO_MEMORY;
+  }
+  return 1;
+}
+
+/* Return the packed codes of an item; two codes follow after each FINE_ROWS bytes. */
+static inline const uint8_t *find_pairs(const CellScan *scan, const Kept *kept, int64_t codes) {
+  return scan->work->parts[kept->part].fine + kept->position / FINE_ROWS * codes * FINE_ROWS / 2 +
+         kept->position % FINE_ROWS;
+}
+
+/* Return the product of the query with the vectors of a kept item's codes, without rounding. */
+static inline __attribute__((always_inline)) float multiply_codes_of(const CellScan *scan,
+                                                                     const Kept *kept,
+                                                                     const int codes) {
+  const Model *m = scan->model;
+  const float *products = scan->work->products.at, *tables = scan->tables[0];
+  const uint8_t *pairs = find_pairs(scan, kept, codes);
+  float sums[4] = {0};
+  for (int p = 0; p < codes / 2; p++) {
+    uint8_t pair = pairs[p * FINE_ROWS];
+    sums[2 * (p & 1)] += tables[p * 2 * FINE_VALUES + (pair & 15)];
+    sums[2 * (p & 1) + 1] += tables[p * 2 * FINE_VALUES + FINE_VALUES + (pair >> 4)];
+  }
+  int32_t cells = (int32_t)num_cells(m), cell = kept->cell % cells;
+  int32_t seconds = (int32_t)m->grid[2], first = cell / seconds;
+  float base = products[kept->cell / cells] + products[m->grid[0] + first];
+  if (seconds > 1) base += products[m->grid[0] + m->grid[1] + cell - first * seconds];
+  /* The last code is that of the half norm. */
+  float half_norm = m->fine_norms[pairs[(codes / 2 - 1) * FINE_ROWS] >> 4];
+  return base + (sums[0] + sums[1] + (sums[2] + sums[3])) + half_norm;
+}
+
+/* Return what a kept item's score loses in a ranking by codes: its half norm and density. */
+static float find_code_costs(const CellScan *scan, const Kept *kept, int64_t item) {
+  const Model *m = scan->model;
+  const Part *part = scan->work->parts + kept->part;
+  const uint8_t *pairs = find_pairs(scan, kept, m->fine_codes);
+  float cost = m->largest_cell_cost * (float)m->cell_costs[kept->cell] / 32767;
+  cost += m->fine_norms[pairs[(m->fine_codes / 2 - 1) * FINE_ROWS] >> 4];
+  if (part->densities)
+    cost += scan->request->density_step * (float)(part->densities[item] - ZERO_DENSITY);
+  return cost;
+}
+
+/* Make hits of the kept items above the limit. Their rows are positions until
+   find_rows_of_hits(). */
+static inline __attribute__((always_inline)) int keep_shortlist(CellScan *scan, const int codes) {
+  Work *w = scan->work;
+  const Kept *kept = w->kept.at;
+  const int16_t *sums = w->sums.at;
+  int64_t first = w->num_hits;
+  if (!reserve(&w->hit_buffer, first + scan->num_kept, sizeof(Hit))) return NO_MEMORY;
+  Hit *hits = w->hit_buffer.at;
+  for (int64_t i = 0; i < scan->num_kept; i++) {
+    if (i + 8 < scan->num_kept && sums[i + 8] > scan->limit)
+      __builtin_prefetch(w->parts[kept[i + 8].part].table->items + kept[i + 8].position);
+    if (sums[i] <= scan->limit) continue;
+    const Table *table = w->parts[kept[i].part].table;
+    int64_t item = table->items[kept[i].position];
+    if (item < 0 || item >= table->num_items) return DAMAGED;
+    float score = multiply_codes_of(scan, kept + i, codes);
+    if (!scan->request->compared_k) score -= find_code_costs(scan, kept + i, item);
+    hits[w->num_hits++] = (Hit){kept[i].part, item, kept[i].position, 0, score, 0};
+  }
+  return 1;
+}
+
+/* Keep the best hits by codes, in order. */
+static int rank_hits(Work *w, int64_t first, int64_t k) {
+  int64_t n = w->num_hits - first;
+  k = k < n ? k : n;
+  if (!reserve(&w->keys, n, sizeof(uint64_t)) || !reserve(&w->chosen, k, sizeof(Hit)))
+    return NO_MEMORY;
+  Hit *hits = (Hit *)w->hit_buffer.at + first, *chosen = w->chosen.at;
+  uint64_t *keys = w->keys.at;
+  for (int64_t i = 0; i < n; i++) keys[i] = make_key(hits[i].score, i);
+  sort_keys(keys, n, k);
+  for (int64_t i = 0; i < k; i++) chosen[i] = hits[(uint32_t)keys[i]];
+  memcpy(hits, chosen, (size_t)k * sizeof(Hit));
+  w->num_hits = first + k;
+  return 1;
+}
+
+/* Replace the positions of hits by the rows of their IDs. */
+static void find_rows_of_hits(Work *w, int64_t first) {
+  for (Hit *hit = (Hit *)w->hit_buffer.at + first; hit < (Hit *)w->hit_buffer.at + w->num_hits;
+       hit++) {
+    const Table *table = w->parts[hit->part].table;
+    hit->row = first_above(table->bucket_starts, table->rows, hit->row + 1) - 1;
+  }
+}
+
+/* Find the items of a query's shortlist; all of them if request->k is 0. */
+static int rank_by_cells(const Model *m, const Request *request, Work *w) {
+  CellScan scan = {.model = m, .request = request, .work = w, .limit = NO_LIMIT};
+  int64_t count;
+  int32_t first_limit, last_limit;
+  scan.shortlist = request->k ? request->k : INT64_MAX / 4;
+  /* Sums of bytes choose the items; without embeddings, exact scores then choose the hits. */
+  if (!request->compared_k) scan.shortlist = 4 * request->k + MIN_SHORTLIST;
+  scan.next_limit = 2 * scan.shortlist;
+  round_bases(&scan);
+  fill_tables(&scan, w->scaled.at);
+  int64_t most = request->candidates;
+  if (most < request->first_rows) most = request->first_rows;
+  choose_limits(&scan, request->first_rows, most, &first_limit, &last_limit);
+  int status = list_modalities(&scan, first_limit, 32767, &count);
+  if (status < 0) return status;
+  const int16_t *bases = w->bases.at;
+  scan.best = NO_LIMIT;
+  for (int64_t c = 0; c < count; c++) scan.best = bases[c] > scan.best ? bases[c] : scan.best;
+  if ((status = scan_cells(&scan, count)) < 0) return status;
+  if (first_limit > last_limit) {
+    scan.limit = find_limit(w->sums.at, scan.num_kept, scan.shortlist, scan.limit);
+    if (scan.limit > NO_LIMIT) {
+      /* An item needs a base that is short of the limit by at most the usual sum over fine codes
+         and ``margin`` deviations of it. */
+      float missing = (float)scan.limit * scan.step - scan.mean - request->margin * scan.deviation;
+      float least = (float)scan.best + missing * scan.unit;
+      if (least > (float)first_limit) least = (float)first_limit;
+      if (least > (float)last_limit) last_limit = (int32_t)least;
+    }
+    if (last_limit < first_limit) {
+      if ((status = list_modalities(&scan, last_limit, first_limit, &count)) < 0) return status;
+      if ((status = scan_cells(&scan, count)) < 0) return status;
+    }
+  }
+  scan.limit = find_limit(w->sums.at, scan.num_kept, scan.shortlist, scan.limit);
+  switch (m->fine_codes) {
+#define CASE(codes) \
+  case codes: return keep_shortlist(&scan, codes);
+    CASE(8) CASE(16) CASE(24) CASE(32) CASE(40) CASE(48) CASE(56) CASE(64)
+#undef CASE
+    default: return DAMAGED;
+  }
+}

@@ -1,0 +1,227 @@
+"""Fine codes: 4-bit codes for the part of an embedding that the ID does not explain.
+
+An index without a generator needs no long IDs. Its IDs have one or two semantic codes, and the
+items of an ID are a *cell*. The residual of an item, its embedding minus the vector of its ID, is
+stored in fine codes, as in a product quantizer (Jégou et al., "Product quantization for nearest
+neighbor search", TPAMI 2011): each code stands for one of 16 vectors of a few dimensions. With
+three dimensions for each code::
+
+    residual     .1 −.2  0 | .3  0 −.1 | ...
+    fine code        7     |     2     | ...
+
+A query has 16 products with the vectors of each code. As bytes, they fit into a register of the
+processor, and one instruction looks up the codes of 16 or more items (André et al., "Cache locality
+is not enough", VLDB 2015).
+
+The last code of an item stands for its half norm, relative to the half norm of its cell.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Float32, Int32, Integer, UInt8
+
+from genius_search.nn.kmeans import assign, kmeans
+
+FINE_VALUES: Final = 16
+"""Number of vectors that a fine code distinguishes."""
+FINE_ITERATIONS: Final = 8
+"""Maximum number of k-means iterations for the vectors of a fine code."""
+CODES_PER_GROUP: Final = 8
+"""The number of an item's fine codes is a multiple of this, since the search adds their bytes in
+groups: 8 bytes up to 31 have a sum that fits into a byte."""
+MAX_FINE_CODES: Final = 64
+"""Maximum number of an item's fine codes (native/cells.c)."""
+ITEMS_PER_BLOCK: Final = 512
+"""Number of items per block whose vectors stay in a core's cache while they are summed."""
+NORM_TAIL: Final = 1.0
+"""Per cent of the items whose half norms are below, or above, the values that a code stands for."""
+
+# Names of the arrays among the weights of a quantizer.
+FINE_VECTORS: Final = "fine.vectors"
+FINE_ENDS: Final = "fine.ends"
+FINE_NORMS: Final = "fine.norms"
+
+
+class FineCodes(NamedTuple):
+    """The vectors of fine codes."""
+
+    vectors: Float32[np.ndarray, "dim 16"]
+    """Column c of the dimensions of a code is the vector that its value c stands for."""
+    ends: Int32[np.ndarray, " codes"]
+    """End of the dimensions of each code but the last; a code that begins at its end has none."""
+    half_norms: Float32[np.ndarray, " 16"]
+    """Weighted half norms, relative to the item's cell, that the last code stands for."""
+
+    @property
+    def num_codes(self) -> int:
+        """Number of fine codes of an item, including that of its half norm."""
+        return len(self.ends) + 1
+
+    def is_consistent(self) -> bool:
+        """Return whether the codes divide the dimensions, and searches support their number."""
+        ends = self.ends
+        has_number = self.num_codes in range(CODES_PER_GROUP, MAX_FINE_CODES + 1, CODES_PER_GROUP)
+        is_ascending = bool((np.diff(ends, prepend=0) >= 0).all())
+        is_whole = ends.dtype == np.int32 and int(ends[-1]) == self.dim
+        return has_number and is_ascending and is_whole
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return len(self.vectors)
+
+    def encode(
+        self,
+        embeddings: Float32[np.ndarray, "items dim"],
+        cells: Float32[np.ndarray, "items dim"],
+        norm_weight: float,
+    ) -> UInt8[np.ndarray, "items codes"]:
+        """Return the fine codes of items.
+
+        Parameters
+        ----------
+        cells
+            the vectors of the items' IDs.
+        norm_weight
+            factor of half norms.
+        """
+        residuals = np.ascontiguousarray(embeddings - cells)
+        codes = np.zeros((len(residuals), self.num_codes), np.uint8)
+        for number, (low, high) in enumerate(self._bounds()):
+            table = np.ascontiguousarray(self.vectors[low:high].T)
+            codes[:, number] = assign(residuals[:, low:high], table)
+        half_norms = relative_half_norms(cells, cells + self.sum(codes), norm_weight)
+        distances = np.abs(half_norms[:, None] - self.half_norms)
+        codes[:, -1] = distances.argmin(axis=1)
+        return codes
+
+    def sum(self, codes: UInt8[np.ndarray, "items codes"]) -> Float32[np.ndarray, "items dim"]:
+        """Return the vectors that fine codes stand for, without their cells."""
+        vectors = np.zeros((len(codes), len(self.vectors)), np.float32)
+        bounds = self._bounds()
+        tables = [np.ascontiguousarray(self.vectors[low:high].T) for low, high in bounds]
+        for start in range(0, len(codes), ITEMS_PER_BLOCK):
+            rows = slice(start, start + ITEMS_PER_BLOCK)
+            for number, (table, (low, high)) in enumerate(zip(tables, bounds, strict=True)):
+                vectors[rows, low:high] = table[codes[rows, number]]
+        return vectors
+
+    def products(self, query: Float32[np.ndarray, " dim"]) -> list[Float32[np.ndarray, " 16"]]:
+        """Return the products of a query with the vectors of each code that has dimensions."""
+        weighted = self.vectors * query[:, None]
+        return [weighted[low:high].sum(axis=0) for low, high in self._bounds()]
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """Return the first dimension of each code that has any, and the end."""
+        ends = self.ends.tolist()
+        return [(low, high) for low, high in zip([0, *ends[:-1]], ends, strict=True) if low < high]
+
+
+def fit_fine_codes(
+    embeddings: Float32[np.ndarray, "items dim"],
+    cells: Float32[np.ndarray, "items dim"],
+    num_codes: int,
+    norm_weight: float,
+) -> FineCodes:
+    """Fit the vectors of ``num_codes`` fine codes to items.
+
+    Parameters
+    ----------
+    cells
+        the vectors of the items' IDs.
+    num_codes
+        a multiple of :data:`CODES_PER_GROUP`.
+    norm_weight
+        factor of half norms.
+    """
+    residuals = embeddings - cells
+    ends = divide_dimensions(np.square(residuals, dtype=np.float64).mean(axis=0), num_codes - 1)
+    vectors = np.zeros((residuals.shape[1], FINE_VALUES), np.float32)
+    for low, high in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+        if low < high:
+            clusters = kmeans(
+                np.ascontiguousarray(residuals[:, low:high]),
+                FINE_VALUES,
+                iterations=FINE_ITERATIONS,
+                random=np.random.default_rng(low),
+            )
+            vectors[low:high] = clusters.centroids.T
+    fine = FineCodes(vectors, ends, np.zeros(FINE_VALUES, np.float32))
+    sums = cells + fine.sum(fine.encode(embeddings, cells, norm_weight))
+    half_norms = relative_half_norms(cells, sums, norm_weight)
+    low, high = np.percentile(half_norms, [NORM_TAIL, 100 - NORM_TAIL])
+    return fine._replace(half_norms=np.linspace(low, high, FINE_VALUES, dtype=np.float32))
+
+
+def relative_half_norms(
+    cells: Float32[np.ndarray, "items dim"],
+    vectors: Float32[np.ndarray, "items dim"],
+    norm_weight: float,
+) -> Float32[np.ndarray, " items"]:
+    """Return the weighted half norms of items minus those of their cells."""
+    squares = np.square(vectors).sum(axis=1) - np.square(cells).sum(axis=1)
+    return np.asarray(squares * np.float32(norm_weight / 2))
+
+
+def divide_dimensions(
+    variances: Float[np.ndarray, " dim"], num_parts: int
+) -> Int32[np.ndarray, " parts"]:
+    """Divide dimensions into parts of about equal standard deviations; return the parts' ends.
+
+    Each part has at least one dimension, while there are any.
+
+    >>> divide_dimensions(np.array([4.0, 4.0, 1.0, 1.0, 1.0, 1.0]), 4)
+    array([1, 2, 4, 6], dtype=int32)
+    """
+    dim = len(variances)
+    deviations = np.sqrt(variances) + 1e-6 * np.sqrt(variances.max(initial=0)) + 1e-30
+    totals = deviations.cumsum()
+    targets = totals[-1] * np.arange(1, num_parts + 1) / num_parts
+    ends = np.searchsorted(totals - deviations / 2, targets)  # rounded to the nearest dimension
+    # Part i ends after dimension i at the earliest, and leaves a dimension for each later part.
+    earliest = np.arange(1, num_parts + 1).clip(max=dim)
+    latest = (dim - num_parts + np.arange(1, num_parts + 1)).clip(min=earliest, max=dim)
+    for number in range(1, num_parts):
+        ends[number] = max(ends[number], ends[number - 1] + 1)
+    return np.asarray(ends.clip(earliest, latest), dtype=np.int32)
+
+
+def round_to_bytes(table: Float32[np.ndarray, "codes dim"]) -> Float32[np.ndarray, "codes dim"]:
+    """Round each code vector to integers from −127 to 127 times a step.
+
+    The search multiplies these integers. Since items are encoded with the rounded vectors, that
+    loses nothing.
+    """
+    steps = np.abs(table).max(axis=1, keepdims=True) / np.float32(127)
+    return np.asarray(np.rint(table / np.where(steps > 0, steps, 1)) * steps, dtype=np.float32)
+
+
+def pack_fine_codes(codes: UInt8[np.ndarray, "items codes"]) -> UInt8[np.ndarray, "items bytes"]:
+    """Pack two codes into each byte: code 2i into the lower, code 2i + 1 into the upper bits."""
+    return np.asarray(codes[:, 0::2] | codes[:, 1::2] << 4)
+
+
+def unpack_fine_codes(packed: UInt8[np.ndarray, "items bytes"]) -> UInt8[np.ndarray, "items codes"]:
+    """Unpack the codes that :func:`pack_fine_codes` packed."""
+    codes = np.empty((len(packed), 2 * packed.shape[1]), np.uint8)
+    codes[:, 0::2] = packed & 15
+    codes[:, 1::2] = packed >> 4
+    return codes
+
+
+def to_blocks(
+    packed: UInt8[np.ndarray, "items bytes"], items: Integer[np.ndarray, " items"], rows: int
+) -> UInt8[np.ndarray, "blocks bytes rows"]:
+    """Arrange packed codes by blocks of ``rows`` items, in the order that ``items`` lists them.
+
+    Within a block, the first bytes of all items come first, then their second bytes, and so on. The
+    last block is padded with zeros.
+    """
+    num_blocks = -(-len(items) // rows)
+    blocks = np.zeros((num_blocks * rows, packed.shape[1]), np.uint8)
+    blocks[: len(items)] = packed[items]
+    shaped = blocks.reshape(num_blocks, rows, packed.shape[1])
+    return np.ascontiguousarray(shaped.transpose(0, 2, 1))
