@@ -218,13 +218,11 @@ class SearchSettings(SearchConfig):
         return dataclasses.replace(self, **options)
 
 
-DENSITY_WEIGHT: Final = 0.25
-"""Density weight of small pools, until calibration chooses another."""
-DENSITY_WEIGHT_PER_DECADE: Final = 0.05
+DENSITY_WEIGHT: Final = 0.3
+"""Density weight of pools up to :data:`MAX_EXHAUSTIVE_POOL`, until calibration chooses another."""
+DENSITY_WEIGHT_PER_DECADE: Final = 0.06
 """Increase of the density weight when a pool is ten times as large, since larger pools have more
-hubs: .28 for 32,368 captions, .35 for a million texts."""
-MAX_BASE_WEIGHT_POOL: Final = 8192
-"""Pools up to this size have the weight :data:`DENSITY_WEIGHT`."""
+hubs: .36 for a million texts."""
 MAX_COMPARED_POOL: Final = 8192
 """In pools up to this size every item is compared by its embedding, since codes may explain it
 poorly."""
@@ -272,6 +270,14 @@ CANDIDATES_PER_SHORTLISTED: Final = 100
 further down."""
 
 
+def decades_above_small(items: int) -> float:
+    """Return the decimal logarithm of a pool's size relative to :data:`MAX_EXHAUSTIVE_POOL`, or 0.
+
+    Above that size the correction for hubs gets stronger (:mod:`genius_search.nn.spread`).
+    """
+    return max(0.0, math.log10(max(items, 1) / MAX_EXHAUSTIVE_POOL))
+
+
 @lru_cache
 def default_search(items: int) -> SearchSettings:
     """Return the default settings of an index of ``items`` items.
@@ -291,8 +297,7 @@ def default_search(items: int) -> SearchSettings:
     a query unlike the items are spread over many first codes. ``docs/lab/log.md`` has the measured
     recall and time for a million texts.
     """
-    decades = max(0.0, math.log10(max(items, 1) / MAX_BASE_WEIGHT_POOL))
-    weight = round(DENSITY_WEIGHT + DENSITY_WEIGHT_PER_DECADE * decades, 2)
+    weight = round(DENSITY_WEIGHT + DENSITY_WEIGHT_PER_DECADE * decades_above_small(items), 2)
     weighted = dataclasses.replace(DEFAULT_SEARCH, density_weight=weight)
     if items > LARGE_POOL:
         candidates = round(CANDIDATES_PER_ROOT_ITEM * math.sqrt(items))

@@ -37,7 +37,7 @@ from genius_search.index.store import (
     refuse_links,
 )
 from genius_search.nn.codebooks import Codebooks
-from genius_search.nn.spread import fade_width
+from genius_search.nn.spread import fade_width, limit_densities
 from genius_search.records import Modality
 from genius_search.search.rank import CodeRanker, Evidence
 from genius_search.search.table import Restriction, SearchSegment
@@ -276,7 +276,9 @@ class Snapshot:
             densities = None
             if stored == "fused":
                 arrays = [segment.densities for segment in self.segments]
-                densities = [array for array in arrays if array is not None]
+                densities = [
+                    limit_densities(array, self.num_rows) for array in arrays if array is not None
+                ]
             self._evidence = Evidence(
                 ranker,
                 vectors,

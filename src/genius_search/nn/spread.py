@@ -29,6 +29,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Integer, UInt8
 
+from genius_search.config import decades_above_small
+
 RESIDUAL_BIT_WIDTHS: Final = (1, 2, 4, 8)
 """Bits per number in which residuals may be stored."""
 MAX_CONSTANT_DIRECTIONS: Final = 8
@@ -46,15 +48,22 @@ DENSITY_STEPS: Final = 800
 ZERO_DENSITY: Final = 128
 """The byte of a density of 0. Densities beyond ±.16, of single items far from all others, are
 clipped."""
-MAX_FADE: Final = 0.25
-"""Fade width of small pools: densities count less for products above 1 − 0.25, and not at all at 1.
+# In a small pool, densities are within ±.1 and fade early. Otherwise items in sparse regions, such as
+# single vectors far from all others, displace nearer items. The larger the pool, the more hubs are
+# near every query, and the nearer are its nearest items: with each decade above 100,000 items
+# (MAX_EXHAUSTIVE_POOL) the limit and the weight (genius_search.config.default_search) grow, and
+# densities fade nearer to 1.
+MAX_FADE: Final = 0.3
+"""Fade width of small pools: densities count less for products above 1 − 0.3, and not at all at 1.
 Without fading, items are not the first hit of their vectors."""
-FADE_PER_DECADE: Final = 0.05
+FADE_PER_DECADE: Final = 0.15
 """Decrease of the fade width when a pool is ten times as large."""
 MIN_FADE: Final = 0.1
 """Fade width of the largest pools."""
-MAX_FULL_FADE_POOL: Final = 8192
-"""Pools up to this size have the fade width :data:`MAX_FADE`."""
+MIN_LIMIT: Final = 0.1
+"""Limit of the densities of items in small pools."""
+LIMIT_PER_DECADE: Final = 0.06
+"""Increase of the limit when a pool is ten times as large."""
 
 
 def decode_half_norms(stored: Integer[np.ndarray, " ids"]) -> Float32[np.ndarray, " ids"]:
@@ -78,11 +87,21 @@ def encode_densities(densities: Float32[np.ndarray, " items"]) -> UInt8[np.ndarr
 def fade_width(items: int) -> float:
     """Return the width of the last part of the cosine in which densities fade, for a pool's size.
 
-    The larger the pool, the nearer the nearest items: the width is a quarter in small pools and .14
-    in a million items.
+    It is .3 in pools up to 100,000 items, and .15 in a million.
     """
-    decades = max(0.0, math.log10(max(items, 1) / MAX_FULL_FADE_POOL))
-    return max(MIN_FADE, MAX_FADE - FADE_PER_DECADE * decades)
+    return max(MIN_FADE, MAX_FADE - FADE_PER_DECADE * decades_above_small(items))
+
+
+def limit_densities(stored: UInt8[np.ndarray, " items"], items: int) -> UInt8[np.ndarray, " items"]:
+    """Return the densities of items, stored as bytes, within the limit for a pool's size.
+
+    The limit is ±.1 in pools up to 100,000 items; in a million it is ±.16, as for all bytes.
+    """
+    limit = MIN_LIMIT + LIMIT_PER_DECADE * decades_above_small(items)
+    steps = round(limit * DENSITY_STEPS)
+    if steps >= ZERO_DENSITY:
+        return stored
+    return stored.clip(ZERO_DENSITY - steps, ZERO_DENSITY + steps)
 
 
 def fade(

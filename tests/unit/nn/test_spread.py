@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from genius_search.nn.codebooks import normalize, sum_codes
-from genius_search.nn.spread import Residuals, Spread, decode_densities, encode_densities, fade
+from genius_search.nn.spread import (
+    Residuals,
+    Spread,
+    decode_densities,
+    encode_densities,
+    fade,
+    fade_width,
+    limit_densities,
+)
 from genius_search.training.codebooks import measure_reliability, measure_spread
 
 
@@ -85,10 +93,21 @@ def test_the_columns_are_spread_and_mean_and_reliability_of_densities(has_modali
     assert usage.sum() == len(ids)
 
 
-def test_densities_fade_with_the_third_power_over_the_last_quarter_of_a_cosine():
-    assert fade(np.float32([-1, 0, 0.75])).tolist() == [1, 1, 1]
-    assert fade(np.float32([0.8, 0.875, 0.95])) == pytest.approx([0.8**3, 0.5**3, 0.2**3], rel=1e-5)
+def test_densities_fade_with_the_third_power_over_the_last_part_of_a_cosine():
+    assert fade(np.float32([-1, 0, 0.7])).tolist() == pytest.approx([1, 1, 1])
+    assert fade(np.float32([0.76, 0.85, 0.94])) == pytest.approx([0.8**3, 0.5**3, 0.2**3], rel=1e-5)
     assert fade(np.float32([1, 1.001])).tolist() == [0, 0]  # rounding may leave more than 1
+
+
+@pytest.mark.parametrize(
+    ("items", "width", "least", "greatest"),
+    [(1, 0.3, 48, 208), (100_000, 0.3, 48, 208), (316_228, 0.225, 24, 232), (10**6, 0.15, 0, 255)],
+)
+def test_densities_are_limited_and_fade_early_in_small_pools(items, width, least, greatest):
+    assert fade_width(items) == pytest.approx(width, abs=1e-4)
+    limited = limit_densities(np.array([0, 100, 128, 255], dtype=np.uint8), items)
+    assert limited.tolist() == [least, 100, 128, greatest]
+    assert limited.dtype == np.uint8
 
 
 def test_a_byte_is_a_density_of_a_step_around_zero():
