@@ -27,9 +27,9 @@ neighbours from its score. Here
   the query comes first, however dense its neighbourhood is.
 
 An index stores ρ (r − mean r), called the density: of an ID in a byte after its codes and half
-norm, and of an item in a byte next to its embedding. A search limits the densities of items by the
-size of the pool (:func:`~genius_search.nn.spread.limit_densities`). Computing it during a search would take
-thousands of products.
+norm, and of an item in a byte next to its embedding. Computing it during a search would take
+thousands of products. A search limits the densities of items by the size of the pool
+(:func:`~genius_search.nn.spread.limit_densities`).
 """
 
 from __future__ import annotations

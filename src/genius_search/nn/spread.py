@@ -48,9 +48,9 @@ DENSITY_STEPS: Final = 800
 ZERO_DENSITY: Final = 128
 """The byte of a density of 0. Densities beyond ±.16, of single items far from all others, are
 clipped."""
-# In a small pool, densities are within ±.1 and fade early. Otherwise items in sparse regions, such as
-# single vectors far from all others, displace nearer items. The larger the pool, the more hubs are
-# near every query, and the nearer are its nearest items: with each decade above 100,000 items
+# In a small pool, densities are within ±.1 and fade early. Otherwise items in sparse regions, such
+# as single vectors far from all others, displace nearer items. The larger the pool, the more hubs
+# are near every query, and the nearer are its nearest items: with each decade above 100,000 items
 # (MAX_EXHAUSTIVE_POOL) the limit and the weight (genius_search.config.default_search) grow, and
 # densities fade nearer to 1.
 MAX_FADE: Final = 0.3
