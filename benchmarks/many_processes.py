@@ -278,9 +278,9 @@ def fault(kind: str | None) -> Iterator[None]:
 
         release = acquire
 
-    heads: dict[Path, tuple[bytes, bytes]] = {}
+    heads: dict[str, tuple[bytes, bytes]] = {}
 
-    def first_heads(folder: Path, read: Any = index_module._read_heads) -> tuple[bytes, bytes]:  # noqa: SLF001
+    def first_heads(folder: str, read: Any = index_module._read_heads) -> tuple[bytes, bytes]:  # noqa: SLF001
         return heads.setdefault(folder, read(folder))
 
     with contextlib.ExitStack() as stack:

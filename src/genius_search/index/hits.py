@@ -30,8 +30,9 @@ class HitSettings(NamedTuple):
 class HitReader:
     """Reads the values of one query's hits: a :class:`genius_search.index.request.HitSource`.
 
-    The values of all hits are read together, when the first one is asked for. Until then the reader
-    holds the snapshot that was searched, whose files stay readable.
+    Ranks, ids and scores of all hits are read together, when the first one is asked for, and so are
+    all values. Until then the reader holds the snapshot that was searched, whose files stay
+    readable.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ class HitReader:
         The ranked items with raised scores. Without them, hits have the scores of the ranking.
     """
 
-    __slots__ = ("_source", "_values")
+    __slots__ = ("_heads", "_source", "_values")
 
     def __init__(
         self,
@@ -51,10 +52,21 @@ class HitReader:
     ) -> None:
         self._source: tuple[Any, ...] | None = (snapshot, settings, query, ranking, candidates)
         self._values: list[tuple[Any, ...]] = []
+        self._heads: list[tuple[int, str, float]] = []
 
-    def values(self, position: int) -> tuple[Any, ...]:
-        """Return the values of a hit, in the order of the fields of :class:`SearchHit`."""
+    def head(self, position: int) -> tuple[Any, ...]:
+        """Return rank, id and score of a hit, or all its values if they have been read."""
         source = self._source  # another thread may read the values, too
+        if source is None:
+            return self._values[position]
+        if not self._heads:
+            with check_files_on_error(source[0]):
+                self._heads = _read_heads(*source)
+        return self._heads[position]
+
+    def all_values(self, position: int) -> tuple[Any, ...]:
+        """Return the values of a hit, in the order of the fields of :class:`SearchHit`."""
+        source = self._source
         if source is not None:
             with check_files_on_error(source[0]):
                 self._values = _read_values(*source)
@@ -72,6 +84,20 @@ def make_hits(
     """Return hits of ranked items; see :class:`HitReader`."""
     reader = HitReader(snapshot, settings, query, ranking, candidates)
     return unread_hits(reader, len(ranking.items))
+
+
+def _read_heads(
+    snapshot: Snapshot,
+    _: HitSettings,
+    __: EncodedQuery,
+    ranking: Ranking,
+    candidates: Candidates | None,
+) -> list[tuple[int, str, float]]:
+    """Return rank, id and score of each hit."""
+    rows = snapshot.owner_rows(ranking.segments, ranking.items).tolist()
+    ids = snapshot.ids_at(ranking.segments.tolist(), rows)
+    scores = (ranking if candidates is None else candidates).scores.tolist()
+    return [*zip(range(1, len(ids) + 1), ids, scores, strict=True)]
 
 
 def _read_values(

@@ -108,11 +108,12 @@ class Index:
         self, folder: Path, model: Genius, *, last_change: ChangeSummary | None = None
     ) -> None:
         self.folder = absolute_folder(folder)
+        self._folder_text = str(self.folder)
         self._last_change = last_change
         self._opening = free_in_children(Lock())
         self._log_damage: str | None = None
         """Text of the last warning about the log of choices, so that it is logged once."""
-        self._state = self._open(_read_heads(self.folder), model)
+        self._state = self._open(_read_heads(self._folder_text), model)
         renew_in_children(self)
 
     @property
@@ -1203,9 +1204,9 @@ class Index:
         older state never replaces a newer one.
         """
         state = self._state
-        if _read_heads(self.folder) != state.heads:
+        if _read_heads(self._folder_text) != state.heads:
             with self._opening:
-                heads = _read_heads(self.folder)
+                heads = _read_heads(self._folder_text)
                 if heads != self._state.heads:
                     self._state = self._open(heads, self.model, self._state)
                 state = self._state
@@ -1317,10 +1318,10 @@ def _open_again(folder: Path, identity: str, model: Genius | None, device: str) 
     return index
 
 
-def _read_heads(folder: Path) -> tuple[bytes, bytes]:
+def _read_heads(folder: str) -> tuple[bytes, bytes]:
     """Return the first bytes of the manifests of an index and of its log of choices.
 
     Every change of an index or of its log changes them.
     """
-    # Strings, since each search calls this, and a Path takes longer to build.
+    # Texts, since each search calls this, and a Path takes longer to build.
     return read_head(f"{folder}/{CURRENT}"), read_head(f"{folder}/{LEARNED}/{CURRENT}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -311,7 +311,10 @@ def _without_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
 class HitSource(Protocol):
     """Reads the values of hits that a search has found."""
 
-    def values(self, position: int) -> tuple[Any, ...]:
+    def head(self, position: int) -> tuple[Any, ...]:
+        """Return the first values of a hit, at least rank, id and score."""
+
+    def all_values(self, position: int) -> tuple[Any, ...]:
         """Return the values of a hit, in the order of the fields of :class:`SearchHit`."""
 
 
@@ -327,9 +330,9 @@ class _Unread:
 class SearchHit(_Unread):
     """An item in the result of a search.
 
-    Its values are read when the first one is asked for, from the index as it was when it was
-    searched: later changes of the index do not change its hits. Until then, a hit holds files of
-    the index open. A copy, and a pickled hit, has all values.
+    Its values are read when they are asked for, rank, id and score before the others, from the
+    index as it was when it was searched: later changes of the index do not change a hit. Until all
+    are read, it holds files of the index open. Copies and pickled hits have all values.
     """
 
     rank: int
@@ -377,18 +380,19 @@ class SearchHit(_Unread):
 
         def __getattr__(self, name: str) -> Any:
             """Read the values; called only for a value that has not been read yet."""
-            if name not in _SET_VALUE:
+            if name not in SearchHit.__match_args__:
                 raise AttributeError(f"a SearchHit has no {name!r}", name=name, obj=self)
-            values = self._source.values(self._position)
-            for set_value, value in zip(_SET_VALUE.values(), values, strict=True):
+            source = self._source
+            read = source.head if name in _HEAD else source.all_values
+            for set_value, value in zip(_SETTERS, read(self._position), strict=False):
                 set_value(self, value)
-            return values[self.__match_args__.index(name)]
+            return getattr(self, name)
 
 
-_SET_VALUE: Final[dict[str, Callable[[SearchHit, Any], None]]] = {
-    name: vars(SearchHit)[name].__set__ for name in SearchHit.__match_args__
-}
-"""Sets a value of a hit, by the name of its field, in the order of the fields."""
+_HEAD: Final = frozenset({"rank", "id", "score"})
+"""Values that are read before the others."""
+_SETTERS: Final = [vars(SearchHit)[name].__set__ for name in SearchHit.__match_args__]
+"""Functions that set the values of a hit, in the order of its fields."""
 _set_source: Final = vars(_Unread)["_source"].__set__
 _set_position: Final = vars(_Unread)["_position"].__set__
 

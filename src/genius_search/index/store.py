@@ -90,6 +90,10 @@ FINE: Final = "fine_codes.npy"
 PASSAGES: Final = "passages.npy"
 """Row of the item, and start and end in its text, for each passage; only in segments with
 passages."""
+ITEM_IDS: Final = "item_ids.npy"
+"""The ids of all items in UTF-8, row after row, so that hits need no look-up for them."""
+ITEM_ID_ENDS: Final = "item_id_ends.npy"
+"""The end of each row's id. Segments of earlier versions lack both files."""
 
 MANIFEST_HEAD_BYTES: Final = 256
 """Length of the beginning of ``index.json`` that holds its checksum, identity and generation."""
@@ -108,6 +112,26 @@ StoredEmbeddings: TypeAlias = Literal["none", "fused", "raw"]
 """Embedding stored with each item for re-ranking: none, the fused embedding that its ID was
 computed from, or the sum of the encoder's features (the paper's GENIUS^R)."""
 T = TypeVar("T")
+
+
+class ItemIds(NamedTuple):
+    """The ids of a segment's items, memory-mapped.
+
+    The ids bag.jpg and kite are stored as::
+
+    characters   b a g . j p g k i t e
+    ends         7 11
+    """
+
+    characters: memoryview
+    """In UTF-8."""
+    ends: Int64[np.ndarray, " items"]
+    """End of each item's id."""
+
+    def at(self, row: int) -> str:
+        """Return the id of the item in a row."""
+        start = self.ends[row - 1] if row else 0
+        return str(self.characters[start : self.ends[row]], "utf-8")
 
 
 class Segment(NamedTuple):
@@ -132,6 +156,8 @@ class Segment(NamedTuple):
     passages: Int64[np.ndarray, "passages 3"]
     """Row of the item, and start and end in its text, for each passage, in the order of the items.
     Passage i has row ``num_items + i``."""
+    item_ids: ItemIds | None = None
+    """The ids of the items; None if they are in the store alone."""
 
     @property
     def num_items(self) -> int:
@@ -242,7 +268,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         ids = open_array(segment_folder / IDS, Expected("u1 i2", (None, None), 0))
         passages = _open_passages(segment_folder, entry)
         expected = expected_arrays(entry.items + len(passages), manifest, *ids.shape)
-        if entry.files.keys() - {PASSAGES} != {IDS, *expected, ITEMS_FILE}:
+        if entry.files.keys() - {PASSAGES, ITEM_IDS, ITEM_ID_ENDS} != {IDS, *expected, ITEMS_FILE}:
             raise ArtifactMismatch(
                 f"{CURRENT} names {sorted(entry.files)} in {segment_folder}, expected "
                 f"{sorted([IDS, *expected, ITEMS_FILE])}"
@@ -260,6 +286,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
                 f"the arrays of the IDs in {segment_folder} do not belong together"
             )
         items = _open_items(segment_folder, entry)
+        item_ids = _open_item_ids(segment_folder, entry)
     embeddings = None
     if EMBEDDINGS in arrays:
         embeddings = Quantized(arrays[EMBEDDINGS], arrays.get(SCALES))
@@ -276,7 +303,20 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         entry.dead_rows(),
         {segment_folder / name: fact for name, fact in entry.files.items()},
         passages,
+        item_ids,
     )
+
+
+def _open_item_ids(segment_folder: Path, entry: SegmentEntry) -> ItemIds | None:
+    """Open the ids of the items of a segment."""
+    if not {ITEM_IDS, ITEM_ID_ENDS} <= entry.files.keys():
+        return None
+    path = segment_folder / ITEM_IDS
+    characters = open_array(path, Expected("u1", (None,)))
+    ends = open_array(segment_folder / ITEM_ID_ENDS, Expected("i8", (entry.items,)))
+    if len(characters) != (ends[-1] if entry.items else 0):
+        raise ArtifactMismatch(f"{path} does not fit {ITEM_ID_ENDS}")
+    return ItemIds(characters.data, ends)
 
 
 def _open_passages(segment_folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, "passages 3"]:

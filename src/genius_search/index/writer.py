@@ -62,6 +62,8 @@ from genius_search.index.store import (
     FINE,
     IMPOSSIBLE_PATH_ERRORS,
     INDEX_FORMAT,
+    ITEM_ID_ENDS,
+    ITEM_IDS,
     LENGTHS,
     LOCK,
     MIN_DELETED_SHARE,
@@ -236,7 +238,9 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     def split_batches() -> Iterator[Item]:
         """Yield the items, and collect the arrays and the passages meanwhile."""
         row = -1
+        writer = ItemIdWriter(folder)
         for entries, arrays in batches:
+            writer.append([entry.id for entry in entries if isinstance(entry, Item)])
             is_item = np.array([isinstance(entry, Item) for entry in entries])
             of_items = arrays.take(is_item)
             if of_items.embeddings is not None:
@@ -270,6 +274,24 @@ def _write_arrays(folder: Path, all_arrays: Sequence[ItemArrays]) -> None:
     fine = [arrays.fine for arrays in all_arrays if arrays.fine is not None]
     if fine:
         append_rows(folder / FINE, to_blocks(np.concatenate(fine), table.items, FINE_ROWS))
+
+
+class ItemIdWriter:
+    """Writes the ids of a segment's items (:class:`genius_search.index.store.ItemIds`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._size = 0
+        self.append([])  # an empty segment has the files, too
+
+    def append(self, item_ids: Sequence[str]) -> None:
+        """Append ids."""
+        encoded = [item_id.encode() for item_id in item_ids]
+        characters = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        ends = self._size + np.cumsum([*map(len, encoded)], dtype=np.int64)
+        self._size += len(characters)
+        append_rows(self._folder / ITEM_IDS, characters)
+        append_rows(self._folder / ITEM_ID_ENDS, ends)
 
 
 def alive_items(segment: Segment) -> Iterator[Item]:

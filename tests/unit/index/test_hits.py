@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from genius_search.errors import BadData, UsageError
 from genius_search.index.index import Index
 from genius_search.index.request import SearchHit, SearchRequest
+from genius_search.index.store import read_manifest
+from genius_search.index.writer import write_manifest
 
 DIM = 8
 
@@ -143,3 +145,22 @@ def test_unread_hits_can_be_compared_copied_pickled_and_printed(index):
         search().colour  # noqa: B018
     with pytest.raises(dataclasses.FrozenInstanceError):
         search().rank = 2
+
+
+def test_ids_are_read_without_the_store_and_from_it_in_older_segments(index):
+    names = ["a kite", "крыша", "x", "🪁"]
+    index.add_vectors(draw(4, seed=7), ids=names)
+    hits = index.search_vectors(draw(4, seed=7), k=1)
+    assert [segment.item_ids is not None for segment in index._snapshot.segments] == [True, True]
+    assert [hit.id for [hit] in hits] == names
+    manifest = read_manifest(index.folder)
+    segments = tuple(
+        entry.model_copy(
+            update={"files": {k: v for k, v in entry.files.items() if not k.startswith("item_id")}}
+        )
+        for entry in manifest.segments
+    )
+    write_manifest(index.folder, manifest.replace(segments=segments))
+    older = Index.open(index.folder).search_vectors(draw(4, seed=7), k=1)
+    assert [hit.id for [hit] in older] == names
+    assert older == hits
