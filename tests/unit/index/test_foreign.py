@@ -181,7 +181,8 @@ def spoil(folder: Path, seeds: range) -> None:
         sign(folder)
         with contextlib.suppress(GeniusError):
             for hits in Index.open(folder).search_vectors(QUERIES, k=ITEMS):
-                assert all(hit.id.removeprefix("new ").isdigit() for hit in hits)
+                if not file.name.startswith("item_id"):  # which says what an item's id is
+                    assert all(hit.id.removeprefix("new ").isdigit() for hit in hits)
                 assert np.isfinite([hit.score for hit in hits]).all()
         file.write_bytes(original)
 
