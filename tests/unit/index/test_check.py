@@ -74,7 +74,7 @@ def test_the_check_of_an_intact_index_reports_its_size(index):
 
 def test_a_flipped_bit_in_any_file_is_found(index):
     random = np.random.default_rng(0)
-    assert len(files(index)) == 1 + 2 * 8
+    assert len(files(index)) == 1 + 2 * 10
     for file in files(index):
         contents = file.read_bytes()
         for place in {
