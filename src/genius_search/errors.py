@@ -46,7 +46,7 @@ EXTRAS: Final = {
     package: extra
     for extra, packages in {
         "evaluate": "ir_measures pytrec_eval",
-        "serve": "fastapi granian prometheus_client prometheus_fastapi_instrumentator starlette",
+        "serve": "fastapi granian prometheus_client starlette",
         "mcp": "mcp",
         "train": "torch",
         "models": "ftfy sentence_transformers sentencepiece transformers",

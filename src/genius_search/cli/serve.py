@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -13,8 +15,16 @@ from genius_search.cli.options import DeviceOptions, OptionalFile, OptionalFolde
 from genius_search.errors import UsageError, need_packages, plural
 
 if TYPE_CHECKING:
-    from genius_search.index.index import Index
+    from collections.abc import Callable
+    from socket import socket
 
+    from fastapi import FastAPI
+
+    from genius_search.index.index import Index
+    from genius_search.serve.service import Service
+    from genius_search.serve.workers import Worker
+
+MAX_WORKERS: Final = 64
 LOCAL_ADDRESSES: Final = ("127.0.0.1", "localhost", "::1")
 """Host addresses that other machines cannot reach."""
 
@@ -69,6 +79,14 @@ class Serve(IndexesOptions):
     port: int = 8000
     """Port to listen on; 0 chooses a free port."""
 
+    workers: int = 1
+    """Number of processes that answer requests on the port. The first one makes all changes. Each
+    opens its encoder; the files of indexes are in memory once."""
+
+    prefix: Annotated[str, tyro.conf.arg(metavar="PATH")] = ""
+    """Path of the service at a proxy, such as /search. The proxy may remove it from requests,
+    or not."""
+
     keys: OptionalFile = None
     """Text file of API keys, one per line: NAME read KEY, or NAME write KEY. Requests without a key
     are refused. Create a KEY with `openssl rand -hex 32`."""
@@ -81,10 +99,9 @@ class Serve(IndexesOptions):
     def run(self) -> None:
         start_time = time.monotonic()
         self._check_flags()
-        from genius_search.serve.app import create_app
         from genius_search.serve.keys import read_keys
-        from genius_search.serve.server import listen, serve
-        from genius_search.serve.service import Service
+        from genius_search.serve.server import listen, reserve, serve
+        from genius_search.serve.workers import start_workers
 
         # Read the keys and bind the port before the indexes are opened, which can take a while.
         if self.keys is not None and not read_keys(self.keys):
@@ -92,40 +109,74 @@ class Serve(IndexesOptions):
                 f"{self.keys} contains no key, so no request would be accepted; add a line "
                 "NAME read KEY"
             )
+        if self.workers == 1:
+            bound = self._bind(listen, self.port)
+            service = self._open_service()
+            self._print_address(service, bound, start_time)
+            serve(self._create_app(service), bound)
+        reserved = self._bind(reserve, self.port)
+        worker = start_workers(self.workers)
+        service = self._open_service()
+        # Only now, so that no connection waits for this worker if others are ready.
+        bound = self._bind(partial(listen, shared=True), reserved.getsockname()[1])
+        if not worker.number:
+            self._print_address(service, bound, start_time)
+        serve(self._create_app(service, worker), bound)
+
+    def _bind(self, bind: Callable[[str, int], socket], port: int) -> socket:
+        """Return a socket on a port; raise an error that names the port."""
         try:
-            bound = listen(self.host, self.port)
+            return bind(self.host, port)
         except OSError as error:
             reason = error.strerror or error
             raise UsageError(f"cannot listen on {self.host} port {self.port}: {reason}") from None
-        with bound:
-            indexes = self.open_indexes()
-            service = Service(indexes, roots=self.roots)
-            service.warm_up()
-            app = create_app(service, keys=self.keys)
-            host, port = bound.getsockname()[:2]
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            names = ", ".join(
-                f"{name} ({plural(len(index), 'item')})" for name, index in indexes.items()
-            )
-            seconds = time.monotonic() - start_time
-            print(
-                f"{names} at {url} after {seconds:.1f} s; press Ctrl-C to stop",
-                file=sys.stderr,
-                flush=True,
-            )
-            serve(app, bound)
+
+    def _open_service(self) -> Service:
+        """Open the indexes, and search each once."""
+        from genius_search.serve.service import Service
+
+        service = Service(self.open_indexes(), roots=self.roots)
+        service.warm_up()
+        return service
+
+    def _create_app(self, service: Service, worker: Worker | None = None) -> FastAPI:
+        # Imported in each worker, since its metrics depend on a variable that start_workers() sets.
+        from genius_search.serve.app import create_app
+
+        return create_app(service, keys=self.keys, worker=worker, prefix=self.prefix)
+
+    def _print_address(self, service: Service, bound: socket, start_time: float) -> None:
+        """Print the indexes and the address of the service."""
+        host, port = bound.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        names = ", ".join(
+            f"{name} ({plural(len(index), 'item')})" for name, index in service.indexes.items()
+        )
+        seconds = time.monotonic() - start_time
+        print(
+            f"{names} at {url} after {seconds:.1f} s; press Ctrl-C to stop",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def _check_flags(self) -> None:
         """Raise an error for an invalid port, an unprotected host, or a missing package."""
         if not 0 <= self.port < 65536:
             raise UsageError(f"--port is {self.port}, expected 0 to 65535")
+        if self.prefix and not re.fullmatch(r"(/[\w.~-]+)+", self.prefix):
+            raise UsageError(
+                f"--prefix is {self.prefix!r}, expected a path such as /search, without a slash at "
+                "its end"
+            )
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise UsageError(f"--workers is {self.workers}, expected 1 to {MAX_WORKERS}")
         if self.host not in LOCAL_ADDRESSES and self.keys is None:
             raise UsageError(
                 f"--host {self.host} can be reached by other machines, which requires API keys: "
                 "write a line NAME read KEY to a FILE, with a KEY from `openssl rand -hex 32`, and "
                 "give --keys FILE"
             )
-        need_packages("serving needs", "fastapi", "granian", "prometheus_fastapi_instrumentator")
+        need_packages("serving needs", "fastapi", "granian", "prometheus_client")
 
 
 @command

@@ -1279,6 +1279,16 @@ def current_state(index: Index) -> State:
     return index._current_state()  # noqa: SLF001  see above
 
 
+def is_current(index: Index) -> bool:
+    """Return whether a search needs no new state: the index has not changed since the last one."""
+    return _read_heads(index.folder) == index._state.heads  # noqa: SLF001  see above
+
+
+def current_searcher(index: Index, config: SearchConfig | None = None) -> SnapshotSearcher:
+    """Return the searcher of the current state, with settings changed by ``config``."""
+    return index._current_searcher(config)  # noqa: SLF001  see above
+
+
 def _as_pool_path(pool: str | Path) -> Path:
     """Return the path of a pool; refuse an empty name, which would be the current folder."""
     if not str(pool):

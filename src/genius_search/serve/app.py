@@ -7,23 +7,21 @@ import functools
 import hashlib
 import math
 import pathlib
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, TypeVar, cast
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
-from prometheus_client import CollectorRegistry
-from prometheus_fastapi_instrumentator import Instrumentator
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import ValidationError
 from pydantic.json_schema import models_json_schema
-from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse
+from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from genius_search import __version__
@@ -39,7 +37,9 @@ from genius_search.serve.describe import (
     written,
 )
 from genius_search.serve.guard import Guard
-from genius_search.serve.queries import encode_results, read_queries, read_query, search_all
+from genius_search.serve.metrics import Metrics
+from genius_search.serve.queries import read_query
+from genius_search.serve.reference import write_reference
 from genius_search.serve.schemas import (
     PROBLEM_TYPE,
     THUMBNAIL,
@@ -48,23 +48,15 @@ from genius_search.serve.schemas import (
     log,
     respond,
 )
-from genius_search.serve.service import (
-    MAX_CHANGE_WAIT_SECONDS,
-    Service,
-    find_picture,
-)
+from genius_search.serve.search import SearchRoute
+from genius_search.serve.service import MAX_CHANGE_WAIT_SECONDS, Served, Service, find_picture
+from genius_search.serve.workers import ChangeForwarder, Worker, accept_changes
+
+Body = TypeVar("Body", bound=RequestBody)
 
 PAGE: Final = pathlib.Path(__file__).parent / "page"
 """The folder of the web page."""
 UNREADABLE_PICTURE: Final = "the picture of this item is missing or cannot be read"
-
-
-@dataclasses.dataclass(frozen=True)
-class Served:
-    """An index and its name on this server."""
-
-    name: str
-    index: Index
 
 
 def get_service(request: Request) -> Service:
@@ -79,14 +71,7 @@ async def find_index(
     ] = None,
 ) -> Served:
     """Return the index with a name, or the only index; raise :class:`Problem` otherwise."""
-    indexes = get_service(request).indexes
-    names = ", ".join(list(indexes)[:20])
-    if index is None and len(indexes) > 1:
-        raise Problem(422, f"index: required, since the server has several; give one of {names}")
-    if index is not None and index not in indexes:
-        raise Problem(404, f"index {index[:80]!r} does not exist; give one of {names}")
-    name = index or next(iter(indexes))
-    return Served(name, indexes[name])
+    return get_service(request).find_index(index)
 
 
 NamedIndex = Annotated[Served, Depends(find_index)]
@@ -126,28 +111,18 @@ router = APIRouter(responses=ERRORS)
 )
 async def search(request: Request) -> Response:
     """Search for the best items: one search, or several in one batch."""
-    body, pictures = await read_body(request, schemas.SearchBody, get_service(request).parsers)
-    served = await find_index(request, body.index)
-    index = served.index
-    arrival = request.state.began
-    deadline = arrival + body.deadline_ms / 1000
+    # The application answers with the same route before a request arrives here.
+    answer = await SearchRoute(get_service(request)).answer(request.scope["state"])
+    return Response(answer, media_type="application/json")
 
-    def work() -> bytes:
-        start = time.monotonic()
-        queries = read_queries(body, pictures, deadline, index)
-        all_hits = search_all(index, queries)
-        took = {"queue": 1000 * (start - arrival), "search": 1000 * (time.monotonic() - start)}
-        head = to_json(
-            {"request_id": request.state.request_id, "index": served.name, "took_ms": took}
-        )
-        results = encode_results(index, served.name, queries, all_hits)
-        if body.searches is None:
-            return head[:-1] + b"," + results[0] + b"}"
-        return head[:-1] + b',"results":[{' + b"},{".join(results) + b"}]}"
 
-    threads = get_service(request).threads_for(body, pictures)
-    result = await threads.run(work, deadline=deadline)
-    return Response(result, media_type="application/json")
+async def read_route_body(
+    request: Request, body_type: type[Body]
+) -> tuple[Body, Mapping[str, memoryview]]:
+    """Return the body that the guard has read; see :func:`read_body`."""
+    state = request.state
+    parsers = get_service(request).parsers
+    return await read_body(state.content_type, state.body, body_type, parsers)
 
 
 @router.post("/v1/explain", openapi_extra=document_body(schemas.ExplainBody))
@@ -156,7 +131,7 @@ async def explain(request: Request) -> Response:
 
     The response has the fields of `genius_search.index.explain.Explanation`.
     """
-    body, pictures = await read_body(request, schemas.ExplainBody, get_service(request).parsers)
+    body, pictures = await read_route_body(request, schemas.ExplainBody)
     served = await find_index(request, body.index)
     deadline = request.state.began + body.deadline_ms / 1000
 
@@ -181,7 +156,7 @@ async def learn(request: Request) -> None:
     Only the query of the search is used. When the response arrives, the choice is on the disk and
     in effect.
     """
-    body, pictures = await read_body(request, schemas.ExplainBody, get_service(request).parsers)
+    body, pictures = await read_route_body(request, schemas.ExplainBody)
 
     def work(index: Index) -> list[str]:
         request = read_query(body, pictures, math.inf, index).request
@@ -289,7 +264,7 @@ async def add_items(request: Request, served: NamedIndex) -> schemas.Added:
 
     When the response arrives, the items are on the disk and searchable.
     """
-    body, pictures = await read_body(request, schemas.NewItems, get_service(request).parsers)
+    body, pictures = await read_route_body(request, schemas.NewItems)
     added = await get_service(request).add(served.name, body.items, pictures)
     if not added.added + added.replaced + added.unchanged:
         first = added.left_out[0]
@@ -307,7 +282,7 @@ async def update_items(request: Request, served: NamedIndex) -> items.Updated:
 
     When the response arrives, the changes are on the disk and searchable.
     """
-    body, _ = await read_body(request, items.Updates, get_service(request).parsers)
+    body, _ = await read_route_body(request, items.Updates)
     return await get_service(request).change(
         served.name, lambda index: items.update(index, body.updates)
     )
@@ -408,20 +383,63 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     return schema
 
 
+def _methods_by_path(app: FastAPI) -> dict[str, list[str]]:
+    """Return the methods of each path; HEAD is allowed wherever GET is."""
+    methods: dict[str, set[str]] = {}
+    for route in app.routes:
+        if isinstance(route, Route):
+            methods.setdefault(route.path, set()).update(route.methods or ())
+    return {
+        path: sorted(names | ({"HEAD"} if "GET" in names else set()))
+        for path, names in methods.items()
+    }
+
+
 @asynccontextmanager
-async def limit_look_ups(_: FastAPI) -> AsyncIterator[None]:
-    """Limit the threads of routes that are not coroutines to two."""
+async def run_app(app: FastAPI) -> AsyncIterator[None]:
+    """Limit the threads of routes that are not coroutines to two; accept forwarded changes."""
     current_default_thread_limiter().total_tokens = 2
-    yield
+    async with accept_changes(app, app.state.worker):
+        yield
 
 
-def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI:
+def _add_pages(app: FastAPI, page: StaticFiles) -> Metrics:
+    """Add the page, the reference and the metrics, which are not part of the API."""
+
+    @app.get("/", include_in_schema=False)
+    async def start(request: Request) -> Response:
+        return await page.get_response("index.html", request.scope)
+
+    @app.get("/docs", include_in_schema=False)
+    async def write_docs() -> Response:
+        return Response(write_reference(app.openapi()), media_type="text/html")
+
+    metrics = Metrics(path for route in app.routes if (path := getattr(route, "path", None)))
+
+    @app.get("/metrics", include_in_schema=False)
+    async def write_metrics() -> Response:
+        return Response(metrics.write(), media_type=CONTENT_TYPE_LATEST)
+
+    return metrics
+
+
+def create_app(
+    service: Service,
+    *,
+    keys: pathlib.Path | None = None,
+    worker: Worker | None = None,
+    prefix: str = "",
+) -> FastAPI:
     """Create the web application of a service.
 
     Parameters
     ----------
     keys
         the file of API keys. Without it, only requests from this machine are accepted.
+    worker
+        this process, if it is one of several workers.
+    prefix
+        the path of the service at a proxy, such as ``/search``.
     """
     app = FastAPI(
         title="GENIUS",
@@ -429,20 +447,15 @@ def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI
         summary="Generative multimodal search over your own items.",
         docs_url=None,  # their scripts would come from other sites
         redoc_url=None,
-        lifespan=limit_look_ups,
+        lifespan=run_app,
         routes=router.routes,
     )
     app.state.service = service
+    app.state.worker = worker
     page = StaticFiles(directory=PAGE)
     app.mount("/assets", GZipMiddleware(page))
 
-    @app.get("/", include_in_schema=False)
-    async def start(request: Request) -> Response:
-        return await page.get_response("index.html", request.scope)
-
-    Instrumentator(should_group_status_codes=False, registry=CollectorRegistry()).instrument(
-        app
-    ).expose(app)
+    metrics = _add_pages(app, page)
     # FastAPI documents this replacement of the method.
     app.openapi = functools.cache(lambda: _openapi(app))  # type: ignore[method-assign]
 
@@ -464,5 +477,16 @@ def create_app(service: Service, *, keys: pathlib.Path | None = None) -> FastAPI
         OSError,
     ):
         app.add_exception_handler(error_type, refuse)
-    app.add_middleware(Guard, keys=keys, redact=redact)
+    routes = {("POST", "/v1/search"): SearchRoute(service)}
+    forwarder = ChangeForwarder(worker.socket) if worker is not None and worker.number else None
+    app.add_middleware(
+        Guard,
+        keys=keys,
+        redact=redact,
+        metrics=metrics,
+        routes=routes,
+        forwarder=forwarder,
+        methods=_methods_by_path(app),
+        prefix=prefix,
+    )
     return app

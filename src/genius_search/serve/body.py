@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -22,12 +24,12 @@ from genius_search.serve.schemas import (
 )
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from genius_search.serve.service import Threads
 
 Body = TypeVar("Body", bound=RequestBody)
 
+GZIP_START: Final = b"\x1f\x8b"
+"""How every gzip file begins, and no JSON or form does."""
 MAX_INLINE_BYTES: Final = 16 << 10
 """Bodies up to this size are parsed on the event loop, larger ones in a thread."""
 PART_NAME: Final = re.compile(
@@ -37,25 +39,48 @@ PART_NAME: Final = re.compile(
 
 
 async def read_body(
-    request: Request, body_type: type[Body], parsers: Threads
+    content_type: str, body: bytes, body_type: type[Body], parsers: Threads
 ) -> tuple[Body, Mapping[str, memoryview]]:
-    """Return the JSON of a request, and the pictures of multipart/form-data by name.
+    """Return the JSON of a body, and the pictures of multipart/form-data by name.
 
     The JSON is the whole body, or the part ``json``; all other parts are pictures.
     """
-    content_type = request.headers.get("content-type", "")
-    body = await request.body()
+    if len(body) <= MAX_INLINE_BYTES and not body.startswith(GZIP_START):
+        return parse_body(content_type, body, body_type)
+    return await parsers.run(lambda: parse_body(content_type, body, body_type))
 
-    def parse() -> tuple[Body, Mapping[str, memoryview]]:
-        if content_type.lower().startswith("application/json"):
-            return read_json(body_type, body), {}
-        parts = split_parts(content_type, body)
-        source = parts.pop("json", memoryview(b"{}"))
-        return read_json(body_type, bytes(source)), parts
 
-    if len(body) <= MAX_INLINE_BYTES:
-        return parse()
-    return await parsers.run(parse)
+def parse_body(
+    content_type: str, body: bytes, body_type: type[Body]
+) -> tuple[Body, Mapping[str, memoryview]]:
+    """Parse a body; see :func:`read_body`."""
+    if body.startswith(GZIP_START):
+        body = unzip(body)
+    if content_type.lower().startswith("application/json"):
+        return read_json(body_type, body), {}
+    parts = split_parts(content_type, body)
+    source = parts.pop("json", memoryview(b"{}"))
+    return read_json(body_type, bytes(source)), parts
+
+
+def unzip(body: bytes) -> bytes:
+    """Decompress a body of gzip up to the maximum size of JSON.
+
+    Raises
+    ------
+    Problem
+        The body is damaged or too large.
+    """
+    unzipper = zlib.decompressobj(wbits=31)  # 16 for gzip's header, 15 for the largest window
+    try:
+        content = unzipper.decompress(body, JSON_BYTES + 1)
+    except zlib.error as error:
+        raise Problem(400, f"the body cannot be read as gzip: {error}") from None
+    if len(content) > JSON_BYTES:
+        raise Problem(413, f"the body has more than {JSON_BYTES:,} bytes without compression")
+    if not unzipper.eof:
+        raise Problem(400, "the body cannot be read as gzip: its end is missing")
+    return content
 
 
 def read_json(body_type: type[Body], source: bytes) -> Body:
@@ -68,6 +93,7 @@ def read_json(body_type: type[Body], source: bytes) -> Body:
     Problem
         It is too large.
     """
+    source = source.removeprefix(codecs.BOM_UTF8)
     is_items = body_type is NewItems
     max_bytes, max_values = (JSON_BYTES, JSON_VALUES) if is_items else (SEARCH_BYTES, SEARCH_VALUES)
     if len(source) > max_bytes:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+from pathlib import PurePath
 from typing import Any, Final
 from urllib.parse import quote_plus
 
@@ -80,11 +82,26 @@ def describe_index(name: str, index: Index, *, writable: bool) -> schemas.IndexI
         fields=fields[:MAX_DESCRIBED_FIELDS],
         instructions=list(dict.fromkeys(row.text for row in model.instructions)),
         reads_images=reads_images(model.encoder),
+        encoder=public_spec(model.encoder.spec),
+        dim=model.encoder.dim,
         stores_embeddings=snapshot.manifest.embeddings != "none",
         calibrated=index.calibration is not None,
-        writable=writable,
+        writable=writable and os.access(index.folder, os.W_OK),
         settings=describe_settings(index, index.settings),
     )
+
+
+def public_spec(spec: str) -> str:
+    """Return the spec of an encoder with only the last part of each path of this server.
+
+    >>> public_spec("clip:/home/me/models/clip")
+    'clip:clip'
+    """
+    adapter, colon, source = spec.partition(":")
+    names = [
+        PurePath(name).name if PurePath(name).is_absolute() else name for name in source.split(",")
+    ]
+    return adapter + colon + ",".join(names)
 
 
 def describe_settings(

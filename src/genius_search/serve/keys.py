@@ -1,7 +1,7 @@
 """API keys: a text file with one key per line, as ``NAME read KEY`` or ``NAME write KEY``.
 
 A write key may also read. The file contains the keys in plain text, so only its owner may read it.
-It is read for every request; to revoke a key, delete its line.
+To revoke a key, delete its line: the file is read again when it has changed.
 """
 
 from __future__ import annotations
@@ -62,11 +62,34 @@ def read_keys(file: Path) -> list[Key]:
     return keys
 
 
-def find_key(file: Path, secret: str) -> Key | None:
-    """Return the line of a key, or None if it is unknown, in constant time."""
-    secret_bytes = secret.encode("utf-8", "surrogatepass")
-    # All lines are compared, so that the time does not reveal which line or prefix matched.
-    matches = [
-        key for key in read_keys(file) if hmac.compare_digest(key.key.encode(), secret_bytes)
-    ]
-    return matches[0] if matches else None
+class KeyFile:
+    """A file of keys, which is read again when it has changed."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._version: tuple[int, ...] = ()
+        """Number, size, mode and times of the file when it was read."""
+        self._keys: list[Key] = []
+
+    def find(self, secret: str) -> Key | None:
+        """Return the line of a key, or None if it is unknown, in constant time.
+
+        Raises
+        ------
+        BadData
+            The file cannot be read; see :func:`read_keys`.
+        """
+        try:
+            status = self._file.stat()
+            names = ("st_ino", "st_size", "st_mode", "st_uid", "st_mtime_ns", "st_ctime_ns")
+            version = tuple(getattr(status, name) for name in names)
+        except OSError:
+            version = ()  # reading it fails with a message
+        if not version or version != self._version:
+            self._version = ()
+            self._keys = read_keys(self._file)
+            self._version = version
+        secret_bytes = secret.encode("utf-8", "surrogatepass")
+        # All lines are compared, so that the time does not reveal which line or prefix matched.
+        matches = [key for key in self._keys if hmac.compare_digest(key.key.encode(), secret_bytes)]
+        return matches[0] if matches else None

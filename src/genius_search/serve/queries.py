@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
-from pydantic_core import to_json
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError, to_json
 
 from genius_search.border import SHORTEST_VECTOR
 from genius_search.config import SearchConfig, SearchSettings
@@ -18,8 +19,7 @@ from genius_search.data.images import SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.encoders.base import VectorEncoder
 from genius_search.errors import GeniusError
 from genius_search.index.filters import Filter
-from genius_search.index.index import Index
-from genius_search.index.query import adjust_settings
+from genius_search.index.index import Index, current_searcher
 from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
 from genius_search.serve import schemas
 from genius_search.serve.describe import describe_settings, picture_path, written
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 MAX_HITS_BYTES: Final = 8 << 20
 """Maximum total size of the hits of one response."""
+
+
+HITS_WRITER: Final = TypeAdapter(list[SearchHit]).serializer
+"""Writes hits as JSON, with null for numbers that are not finite."""
 
 
 class Query(NamedTuple):
@@ -156,7 +160,7 @@ def in_field(path: str) -> Iterator[None]:
     try:
         yield
     except Problem as error:  # begins with the name of a field
-        raise Problem(error.status_code, f"{path}.{error.detail}", **error.more) from None
+        raise Problem(error.status_code, f"{path}.{error.detail}", None, **error.more) from None
     except GeniusError as error:
         status = status_of(error)
         if status is None:
@@ -198,35 +202,38 @@ def _num_beams(request: SearchRequest) -> int:
     return width * len(request.alternatives())
 
 
-def search_all(index: Index, queries: Sequence[Query]) -> list[Hits]:
+class Result(NamedTuple):
+    """The hits of a query, and the settings that they were found with."""
+
+    settings: SearchSettings
+    hits: Hits
+
+
+def search_all(index: Index, queries: Sequence[Query]) -> list[Result]:
     """Search for all queries, in one batch for each combination of settings."""
     groups: dict[SearchConfig | None, list[int]] = {}
     for number, query in enumerate(queries):
         groups.setdefault(query.config, []).append(number)
-    hits: dict[int, Hits] = {}
+    results: dict[int, Result] = {}
     for config, numbers in groups.items():
+        searcher = current_searcher(index, config)
         requests = [queries[number].request for number in numbers]
         try:
-            results = index.search(requests, config=config)
+            all_hits = searcher.search(requests)
         except GeniusError:
             if len(queries) == 1:
                 raise
-            results = []
-            for number in numbers:  # find the query to blame
+            for number, request in zip(numbers, requests, strict=True):  # find the one to blame
                 with in_field(f"searches[{number}]"):
-                    results.append(index.search(queries[number].request, config=config))
-        hits |= zip(numbers, results, strict=True)
-    return [hits[number] for number in range(len(queries))]
-
-
-def query_settings(index: Index, config: SearchConfig | None) -> SearchSettings:
-    """Return the settings of an index, with the changes of a query."""
-    settings = index.settings
-    return settings if config is None else adjust_settings(settings, index.model, config)
+                    searcher.search([request])
+            raise
+        for number, hits in zip(numbers, all_hits, strict=True):
+            results[number] = Result(searcher.config, hits)
+    return [results[number] for number in range(len(queries))]
 
 
 def encode_results(
-    index: Index, name: str, queries: Sequence[Query], all_hits: Sequence[Hits]
+    index: Index, name: str, queries: Sequence[Query], results: Sequence[Result]
 ) -> list[bytes]:
     """Return the settings and hits of each query as the members of a JSON object.
 
@@ -235,29 +242,26 @@ def encode_results(
     Problem
         The hits have more than :data:`MAX_HITS_BYTES` together.
     """
-    results = []
+    encoded_results = []
     size = 0
-    for query, hits in zip(queries, all_hits, strict=True):
+    for query, (settings, hits) in zip(queries, results, strict=True):
         request = query.request
-        settings = query_settings(index, query.config)
         width = request.k + request.offset
         head = {
             "settings": describe_settings(index, settings, request.beam, width),
             "good_match": hits.good_match,
             **describe_arrangement(request, hits),
         }
-        encoded = []
-        for hit in hits:
-            encoded.append(encode_hit(hit, name, query.fields))
-            size += len(encoded[-1])
-            if size > MAX_HITS_BYTES:
-                raise Problem(
-                    413,
-                    f"the hits have more than {MAX_HITS_BYTES:,} bytes; request a smaller k, or "
-                    "only the fields that you need",
-                )
-        results.append(to_json(head)[1:-1] + b',"hits":[' + b",".join(encoded) + b"]")
-    return results
+        encoded = encode_hits(hits, name, query.fields)
+        size += len(encoded)
+        if size > MAX_HITS_BYTES:
+            raise Problem(
+                413,
+                f"the hits have more than {MAX_HITS_BYTES:,} bytes; request a smaller k, or only "
+                "the fields that you need",
+            )
+        encoded_results.append(to_json(head)[1:-1] + b',"hits":' + encoded)
+    return encoded_results
 
 
 def describe_arrangement(request: SearchRequest, hits: Hits) -> dict[str, Any]:
@@ -274,12 +278,23 @@ def describe_arrangement(request: SearchRequest, hits: Hits) -> dict[str, Any]:
     return described
 
 
-def encode_hit(hit: SearchHit, index: str, names: list[str] | None) -> bytes:
-    """Return a hit as JSON, with the named fields, or all fields for None."""
-    fields = hit.fields
-    if names is not None:
-        fields = {name: fields[name] for name in names if name in fields}
-    return written(dataclasses.replace(hit, fields=fields, image=picture_path(hit, index)))
+def encode_hits(hits: Sequence[SearchHit], index: str, names: list[str] | None) -> bytes:
+    """Return hits as JSON, with the named fields, or all fields for None."""
+    encoded_hits = []
+    for hit in hits:
+        if names is not None:
+            fields = {name: hit.fields[name] for name in names if name in hit.fields}
+            encoded_hits.append(
+                dataclasses.replace(hit, fields=fields, image=picture_path(hit, index))
+            )
+        elif hit.image is not None:
+            encoded_hits.append(dataclasses.replace(hit, image=picture_path(hit, index)))
+        else:
+            encoded_hits.append(hit)
+    try:
+        return HITS_WRITER.to_json(encoded_hits)
+    except PydanticSerializationError:  # a lone surrogate
+        return written(encoded_hits)
 
 
 def decode(data: bytes) -> Image.Image:

@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 from fastapi.exceptions import RequestValidationError
@@ -24,16 +24,14 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    PlainValidator,
     ValidationError,
-    WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from genius_search.border import REAL_DTYPES, as_id
+from genius_search.border import as_id
 from genius_search.config import Rerank, Router
 from genius_search.errors import BadData, DeadlinePassed, GeniusError, UsageError
 from genius_search.index.request import CutOff, SearchHit
@@ -74,6 +72,7 @@ MAX_SEARCHES: Final = 100
 """Maximum number of searches in one request."""
 DEADLINE_MS: Final = 60_000
 """Maximum and default deadline of a search, in milliseconds."""
+EXPECTED_VECTOR: Final = "expected a list of numbers, or base64 of float32"
 THUMBNAIL: Final = 256
 """Default length of the longer side of a thumbnail, in pixels."""
 
@@ -96,23 +95,18 @@ Picture = Annotated[
 Condition = Annotated[str, Field(max_length=2_000), AfterValidator(composed)]
 
 
-def read_vector(value: object) -> Shaped[np.ndarray, " dim"]:
+def read_vector(value: str | list[float]) -> Shaped[np.ndarray, " dim"]:
     """Return the numbers of a JSON list, or of base64 of little-endian float32."""
     if isinstance(value, str):
         try:
             data = base64.b64decode(value, validate=True)
         except ValueError:
-            raise _vector_error("expected a list of numbers, or base64 of float32") from None
+            raise _vector_error(EXPECTED_VECTOR) from None
         if len(data) % 4:
             raise _vector_error(f"expected 4 bytes for each number in base64, got {len(data)}")
         vector = np.frombuffer(data, dtype="<f4")
     else:
-        try:
-            vector = np.asarray(value)
-        except (ValueError, OverflowError):  # lists of different lengths
-            vector = np.asarray(None)
-    if vector.ndim != 1 or vector.dtype.kind not in REAL_DTYPES:
-        raise _vector_error("expected a list of numbers, or base64 of float32")
+        vector = np.asarray(value, dtype=np.float64)
     if not np.isfinite(vector).all():
         raise _vector_error("a number is not finite")
     return vector
@@ -122,11 +116,23 @@ def _vector_error(problem: str) -> PydanticCustomError:
     return PydanticCustomError("vector", "{problem}", {"problem": problem})
 
 
-Vector = Annotated[
-    np.ndarray,
-    PlainValidator(read_vector),
-    WithJsonSchema(
-        {
+class _VectorSchema:
+    """How pydantic reads and documents a vector."""
+
+    @staticmethod
+    def __get_pydantic_core_schema__(*_: Any) -> CoreSchema:
+        numbers = core_schema.list_schema(core_schema.float_schema())
+        either = core_schema.union_schema(
+            [numbers, core_schema.str_schema()],
+            mode="left_to_right",
+            custom_error_type="vector",
+            custom_error_message=EXPECTED_VECTOR,
+        )
+        return core_schema.no_info_after_validator_function(read_vector, either)
+
+    @staticmethod
+    def __get_pydantic_json_schema__(*_: Any) -> dict[str, Any]:
+        return {
             "anyOf": [
                 {"type": "array", "items": {"type": "number"}},
                 {"type": "string", "contentEncoding": "base64"},
@@ -134,8 +140,9 @@ Vector = Annotated[
             "description": "Numbers of the index's encoder: a list, or base64 of little-endian "
             "float32.",
         }
-    ),
-]
+
+
+Vector = Annotated[np.ndarray, _VectorSchema]
 
 
 class RequestBody(BaseModel):
@@ -413,9 +420,16 @@ class IndexInfo(BaseModel):
     )
     instructions: list[str] = Field(description="Instructions that the model was trained with.")
     reads_images: bool = Field(description="Whether queries and items can have images.")
+    encoder: str = Field(
+        description="The encoder of texts and images, or vectors:N for an index of vectors.",
+        examples=["text:wordllama"],
+    )
+    dim: int = Field(description="Number of numbers in a vector of a query or an item.")
     stores_embeddings: bool = Field(description="Whether hits can be re-ranked by embeddings.")
     calibrated: bool = Field(description="Whether hits have a probability.")
-    writable: bool = Field(description="Whether you may add and delete items.")
+    writable: bool = Field(
+        description="Whether your key allows changes, and the server can write to the index."
+    )
     settings: SearchSettings = Field(description="Default settings of a search.")
 
 
@@ -461,6 +475,9 @@ STATUS: Final[Mapping[type[GeniusError], int]] = {
 }
 """Errors of the Python API that are not errors of the server -> HTTP status."""
 
+LATE: Final = (
+    "no result before the deadline; set a later deadline, or retry when the service is less busy"
+)
 Redact: TypeAlias = Callable[[str], str]
 """A function that removes private paths from a message."""
 
@@ -470,8 +487,10 @@ log = logging.getLogger("genius_search.serve")
 class Problem(HTTPException):
     """An error response. ``more`` are further members of :class:`ProblemDetails`."""
 
-    def __init__(self, status: int, detail: str, **more: object) -> None:
-        super().__init__(status, detail)
+    def __init__(
+        self, status: int, detail: str, headers: dict[str, str] | None = None, **more: object
+    ) -> None:
+        super().__init__(status, detail, headers)
         self.more = more
 
 
@@ -498,7 +517,7 @@ def respond(error: BaseException, request_id: str, redact: Redact) -> Response:
         400: {"Connection": "close"},
         401: {"WWW-Authenticate": "Bearer"},
         429: {"Retry-After": "1"},
-    }.get(status)
+    }.get(status, {}) | dict(problem.headers or {})
     # Lone surrogates, copied from the request, cannot be encoded and are replaced.
     body = json.dumps(details.model_dump(exclude_none=True), ensure_ascii=False).encode(
         "utf-8", "replace"
@@ -516,7 +535,7 @@ def _problem_of(error: BaseException) -> Problem | None:
         case Problem():
             return error
         case HTTPException():
-            return Problem(error.status_code, error.detail)
+            return Problem(error.status_code, error.detail, dict(error.headers or {}))
         case RequestValidationError() | ValidationError():
             fields = _invalid_fields(error)
             detail = f"{fields[0].field}: {fields[0].problem}".removeprefix(": ")

@@ -17,8 +17,9 @@ from granian.http import HTTP1Settings
 from granian.net import SocketHolder
 from granian.server.embed import Server
 
-MAX_HEAD_SECONDS: Final = 5
-"""Maximum time for the head of a request to arrive."""
+MAX_HEAD_SECONDS: Final = 10
+"""Maximum time for the head of a request to arrive, after the connection was accepted or after the
+previous response. So it is also the maximum idle time of a connection that is kept open."""
 MAX_HEAD_BYTES: Final = 64 << 10
 """Maximum size of the head of a request. An endless head takes up to 80 kB of memory."""
 MAX_IDLE_SECONDS: Final = 60
@@ -38,8 +39,22 @@ MAX_DRAIN_SECONDS: Final = 30
 """Maximum time to finish accepted requests before the process ends."""
 
 
-def listen(host: str, port: int) -> socket.socket:
+def reserve(host: str, port: int) -> socket.socket:
+    """Return a socket with a port on which several workers can listen; raise like `listen`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reserved = socket.socket(family)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind((host, port))
+    return reserved
+
+
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Return a socket that accepts connections. They are answered once :func:`serve` is called.
+
+    Parameters
+    ----------
+    shared
+        Other workers may listen on the same port, which :func:`reserve` has reserved.
 
     Raises
     ------
@@ -47,7 +62,7 @@ def listen(host: str, port: int) -> socket.socket:
         The port is in use, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    bound = socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=shared)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux only; connections inherit the options
         milliseconds = 1000 * MAX_UNACKNOWLEDGED_SECONDS
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
@@ -72,7 +87,7 @@ class _BoundServer(Server):  # type: ignore[misc]  # without types
             backpressure=max_files // 2 if 0 < max_files < 2 * MAX_CONNECTIONS else MAX_CONNECTIONS,
             http1_settings=HTTP1Settings(
                 header_read_timeout=1000 * MAX_HEAD_SECONDS,
-                keep_alive=False,
+                keep_alive=True,
                 max_buffer_size=MAX_HEAD_BYTES,
             ),
             log_enabled=False,

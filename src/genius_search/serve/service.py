@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import gc
 import hashlib
 import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -36,7 +40,7 @@ from genius_search.index.roots import is_same_picture
 from genius_search.records import Modality
 from genius_search.serve import schemas
 from genius_search.serve.queries import check_vector, decode, picture_part
-from genius_search.serve.schemas import FIELDS_BYTES, LeftOut, Problem, log
+from genius_search.serve.schemas import FIELDS_BYTES, LATE, LeftOut, Problem, log
 from genius_search.serve.watch import FileWatch
 
 Result = TypeVar("Result")
@@ -47,6 +51,10 @@ MAX_WAITING: Final = 256
 """Maximum number of requests that wait for a pool of threads."""
 LONG_TEXT: Final = 1_000
 """Number of characters above which a query may have several passages to encode, and is slow."""
+MAX_QUICK_SECONDS: Final = 0.01
+"""Maximum CPU time of a search that may run on the event loop."""
+GC_THRESHOLD: Final = 20_000
+"""Number of new objects after which Python looks for unreachable ones; by default 700."""
 MAX_CHANGE_WAIT_SECONDS: Final = 10.0
 """Maximum wait for another process that changes the index."""
 # Limit the texts inside a PNG file to 4 MB; Pillow's limit is 64 MB, of which it makes copies.
@@ -96,16 +104,29 @@ class Threads(ThreadPoolExecutor):
             async with asyncio.timeout_at(deadline):
                 return await asyncio.get_running_loop().run_in_executor(self, work)
         except TimeoutError:
-            raise DeadlinePassed(
-                "no result before the deadline; set a later deadline, or retry when the service is "
-                "less busy"
-            ) from None
+            raise DeadlinePassed(LATE) from None
         except (GeniusError, Problem) as error:
             # The traceback refers to the variables of the thread, such as pictures, and would keep
             # them in memory until the client has read the response.
             raise error.with_traceback(None) from None
         finally:
             self._num_waiting -= 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """An index and its name on this server."""
+
+    name: str
+    index: Index
+
+
+def _is_quick(search: Callable[[], object]) -> bool:
+    """Return whether a search takes at most :data:`MAX_QUICK_SECONDS`, the second time it runs."""
+    search()
+    start = time.thread_time()
+    search()
+    return time.thread_time() - start <= MAX_QUICK_SECONDS
 
 
 class Service:
@@ -124,12 +145,16 @@ class Service:
         self.roots = [root.resolve() for root in roots]
         self.parsers = Threads(1)
         """One thread to parse bodies. Parsing holds Python's lock, so more would not be faster."""
-        self._searches = Threads(THREADS)
+        self.searches = Threads(THREADS)
         """Threads for text queries with the default settings of the index."""
         self._pictures = Threads(THREADS)
         """Threads for queries with pictures, and for decoding pictures to add."""
         self.slow = Threads(THREADS)
         """Threads for explanations and all other searches, which may run until their deadline."""
+        self.quick_texts: set[str] = set()
+        """Names of indexes whose searches by text may run on the event loop."""
+        self.quick_vectors: set[str] = set()
+        """Names of indexes whose searches by vector may run on the event loop."""
         self._writers = {name: Threads(1) for name in self.indexes}
         self.watches = [FileWatch(index) for index in self.indexes.values()]
 
@@ -140,19 +165,52 @@ class Service:
         sys.setswitchinterval(0.0005)
         # Starting threads to tokenise a few texts takes longer than tokenising them.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        for index in self.indexes.values():
+        for name, index in self.indexes.items():
+            vector = np.ones(index.model.encoder.dim, dtype=np.float32)
+            if _is_quick(partial(index.search, vector=vector)):
+                self.quick_vectors.add(name)
             with contextlib.suppress(GeniusError):  # the encoder may not read texts
-                index.search("a first search", k=1)
+                if _is_quick(partial(index.search, "a first search")):
+                    self.quick_texts.add(name)
         anyio.run(anyio.sleep, 0)  # imports anyio's event loop, for routes that run in threads
         if "torch" in sys.modules:  # an encoder uses PyTorch
             sys.modules["torch"].set_num_threads(1)
+        # Objects of the start live as long as the process, and need not be looked at again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_THRESHOLD)
+
+    def find_index(self, name: str | None) -> Served:
+        """Return the index with a name, or the only index; raise :class:`Problem` otherwise."""
+        names = ", ".join(list(self.indexes)[:20])
+        if name is None and len(self.indexes) > 1:
+            raise Problem(
+                422, f"index: required, since the server has several; give one of {names}"
+            )
+        if name is not None and name not in self.indexes:
+            raise Problem(404, f"index {name[:80]!r} does not exist; give one of {names}")
+        name = name or next(iter(self.indexes))
+        return Served(name, self.indexes[name])
+
+    def is_quick(
+        self, name: str, body: schemas.SearchBody, pictures: Mapping[str, memoryview]
+    ) -> bool:
+        """Return whether a search may run on the event loop, because it takes little time.
+
+        That is known from a first search (:meth:`warm_up`): large indexes and most encoders are not
+        quick.
+        """
+        if pictures or body.searches is not None or not is_quick_search(body):
+            return False
+        has_text = bool(body.text) or any(part.text for part in body.parts)
+        return name in (self.quick_texts if has_text else self.quick_vectors)
 
     def threads_for(self, body: schemas.SearchBody, pictures: Mapping[str, memoryview]) -> Threads:
         """Return the threads for a search, so that slow searches do not delay quick ones."""
         if pictures:
             return self._pictures
         is_quick = all(map(is_quick_search, body.searches or [body]))
-        return self._searches if is_quick else self.slow
+        return self.searches if is_quick else self.slow
 
     async def add(
         self, name: str, items: Sequence[schemas.NewItem], pictures: Mapping[str, memoryview]

@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.index.query import SnapshotSearcher
 
 from .conftest import make_index, serving
 
@@ -148,7 +149,7 @@ def test_errors_of_the_server_are_logged_and_hidden(client, monkeypatch, caplog,
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(client.app.state.service.indexes["things"], "search", fail)
+    monkeypatch.setattr(SnapshotSearcher, "search", fail)
     response = client.post("/v1/search", json=SEARCH)
     assert "secret" not in response.text
     body = is_problem(response, 500)
@@ -162,7 +163,7 @@ def test_folders_of_the_server_are_redacted(client, monkeypatch):
     def refuse(*_, **__):
         raise UsageError(f"{index.folder}/items.sqlite has no full text, says {index.model.folder}")
 
-    monkeypatch.setattr(index, "search", refuse)
+    monkeypatch.setattr(SnapshotSearcher, "search", refuse)
     body = is_problem(client.post("/v1/search", json=SEARCH), 422)
     assert body["detail"] == "things/items.sqlite has no full text, says things"
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from genius_search.errors import BadData
-from genius_search.serve.keys import find_key, read_keys
+from genius_search.serve.keys import KeyFile, read_keys
 
 OLD, WRITER = "0" * 20, "a-key_" * 4
 
 
 def test_a_key_is_known_until_its_line_is_deleted(write_keys):
-    file = write_keys(f"old read {OLD}", f"loader write {WRITER}")
-    assert find_key(file, OLD)[:2] == ("old", "read")
-    assert find_key(file, WRITER)[:2] == ("loader", "write")
+    keys = KeyFile(write_keys(f"old read {OLD}", f"loader write {WRITER}"))
+    assert keys.find(OLD)[:2] == ("old", "read")
+    assert keys.find(WRITER)[:2] == ("loader", "write")
     for wrong in ("", "old", WRITER[:-1], WRITER.upper(), "\ud800"):
-        assert find_key(file, wrong) is None
+        assert keys.find(wrong) is None
     write_keys("  # those of today", "", f"  loader write {WRITER} ")
-    assert find_key(file, OLD) is None
-    assert find_key(file, WRITER) is not None
+    assert keys.find(OLD) is None
+    assert keys.find(WRITER) is not None
 
 
 def test_a_file_or_a_line_that_is_no_key_is_named_and_one_that_others_read(write_keys):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from genius_search.errors import DeadlinePassed
+from genius_search.index.query import SnapshotSearcher
 from genius_search.serve import guard, service
 from genius_search.serve.guard import Guard
 from genius_search.serve.schemas import JSON_VALUES, SEARCH_BYTES, SEARCH_VALUES, Problem
@@ -250,7 +251,8 @@ def test_a_panic_of_a_library_fails_one_request(client, monkeypatch):
 
     index = client.app.state.service.indexes["things"]
     with monkeypatch.context() as patch:
-        for method in ("search", "explain", "add"):
+        patch.setattr(SnapshotSearcher, "search", panic)
+        for method in ("explain", "add"):
             patch.setattr(index, method, panic)
         patch.setattr("genius_search.serve.app.sample_items", panic)
         for _ in range(5):

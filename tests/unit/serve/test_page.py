@@ -22,7 +22,7 @@ def client() -> TestClient:
 def test_the_page_and_all_it_names_are_served_with_their_types(client):
     start = client.get("/")
     assert start.headers["content-type"] == "text/html; charset=utf-8"
-    named = set(re.findall(r"/assets/([\w.]+)", start.text))
+    named = set(re.findall(r"assets/([\w.]+)", start.text))
     for name, content in FILES.items():
         if name.endswith(".js"):
             named |= set(re.findall(r'from "\./([\w.]+)"', content))

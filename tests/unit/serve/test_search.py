@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,8 +17,10 @@ from genius_search import SearchPart
 from genius_search.config import SearchConfig
 from genius_search.index import items
 from genius_search.index.index import Index
-from genius_search.serve import queries
+from genius_search.index.snapshot import UnknownItem
+from genius_search.serve import queries, search
 from genius_search.serve.schemas import MAX_HTTP_HITS, MAX_QUERY_PARTS, MAX_SEARCHES
+from genius_search.serve.service import Service, Threads
 
 from .conftest import form, picture, serving
 from .test_guard import is_problem
@@ -287,8 +292,8 @@ def test_several_searches_are_answered_in_their_order(client, index, vector):
     ]
     body = post(client, searches=searches, index="things").json()
     assert body.keys() == {"request_id", "index", "took_ms", "results"}
-    for search, result in zip(searches, body["results"], strict=True):
-        alone = post(client, **search).json()
+    for query, result in zip(searches, body["results"], strict=True):
+        alone = post(client, **query).json()
         assert [hit["id"] for hit in result["hits"]] == [hit["id"] for hit in alone["hits"]]
         assert result["settings"] == alone["settings"]
         assert result["good_match"] == alone["good_match"]
@@ -355,3 +360,55 @@ def test_an_index_of_vectors_is_searched_and_grows_by_vectors(tmp_path):
         assert running.post("/v1/feedback", json=choice).status_code == 204
         [chosen] = made.choices()
         assert chosen["chosen"] == "e"
+
+
+def test_quick_searches_run_in_batches_on_the_event_loop_with_the_same_hits(index, monkeypatch):
+    served = Service({"things": index})
+    served.quick_texts, served.quick_vectors = {"things"}, {"things"}
+    monkeypatch.setattr(Threads, "run", None)  # no search is handed to a thread
+    batches = []
+    search_all = search.search_all
+    monkeypatch.setattr(
+        search, "search_all", lambda *args: batches.append(len(args[1])) or search_all(*args)
+    )
+    bodies = [{"text": f"a red kite {number}", "k": number + 1} for number in range(20)]
+    bodies.append({"parts": [{"id": "nobody"}]})
+
+    async def answer(route: search.SearchRoute) -> list[bytes | BaseException]:
+        states = [
+            {
+                "request_id": str(number),
+                "began": time.monotonic(),
+                "content_type": "application/json",
+                "body": json.dumps(body).encode(),
+            }
+            for number, body in enumerate(bodies)
+        ]
+        answers = [route.answer(state) for state in states]
+        return await asyncio.gather(*answers, return_exceptions=True)
+
+    *answers, error = asyncio.run(answer(search.SearchRoute(served)))
+    assert batches[0] == search.MAX_BATCH
+    assert isinstance(error, UnknownItem)
+    for body, written in zip(bodies, answers, strict=False):
+        expected = index.search(body["text"], k=body["k"])
+        assert [hit["id"] for hit in json.loads(written)["hits"]] == [hit.id for hit in expected]
+
+
+def test_a_batch_runs_in_a_thread_after_a_change(writable, monkeypatch):
+    served = writable.app.state.service
+    served.quick_texts = {"things"}
+    index = served.indexes["things"]
+    Index.open(index.folder, model=index.model).delete("1:0")  # as another process would
+    threads = []
+    run = search.Batches._run
+    monkeypatch.setattr(
+        search.Batches,
+        "_run",
+        lambda *args: threads.append(threading.current_thread().name) or run(*args),
+    )
+    for _ in range(2):
+        hits = post(writable, text="a kite", k=20).json()["hits"]
+        assert "1:0" not in {hit["id"] for hit in hits}
+    assert threads[0].startswith("ThreadPoolExecutor")
+    assert not threads[1].startswith("ThreadPoolExecutor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import signal
 import socket
 import subprocess
@@ -15,8 +16,9 @@ import pytest
 
 SCRIPT = """
 import asyncio, sys
-from genius_search.serve import server
+from genius_search.serve import guard, server
 server.MAX_HEAD_SECONDS = server.MAX_IDLE_SECONDS = 1
+guard.MAX_KEPT = 2
 server.MAX_UNACKNOWLEDGED_SECONDS = 1
 
 async def app(scope, receive, send):
@@ -35,7 +37,7 @@ async def app(scope, receive, send):
 
 bound = server.listen("127.0.0.1", 0)
 print(bound.getsockname()[1], flush=True)
-server.serve(app, bound)
+server.serve(guard.Guard(app, keys=None, redact=str), bound)
 """
 
 
@@ -67,10 +69,45 @@ def wait_for_files(process: subprocess.Popen[str], is_right: Callable[[int], boo
     return number
 
 
-def test_a_connection_is_one_request(server):
+def is_closed_after_answer(connection: http.client.HTTPConnection) -> bool:
+    """Send a request on an open connection, and return whether the server then closes it."""
+    connection.request("GET", "/", headers={"Host": "localhost"})
+    answer = connection.getresponse()
+    assert answer.read() == b"over"
+    return answer.will_close
+
+
+@contextlib.contextmanager
+def connections(port: int, count: int) -> Iterator[list[http.client.HTTPConnection]]:
+    opened = [http.client.HTTPConnection("127.0.0.1", port, timeout=20) for _ in range(count)]
+    yield opened
+    for connection in opened:
+        connection.close()
+
+
+def test_a_connection_serves_several_requests_until_it_is_idle(server):
     _, port = server
-    with ask(port, "/") as once, once.makefile("rb") as answer:
-        assert answer.read().startswith(b"HTTP/1.1 200")  # to the end
+    with connections(port, 1) as [connection]:
+        for _ in range(3):
+            assert not is_closed_after_answer(connection)
+        assert connection.sock.recv(100) == b""  # closed after MAX_HEAD_SECONDS
+
+
+def test_of_too_many_connections_the_one_with_the_oldest_request_is_closed(server):
+    _, port = server
+    with connections(port, 3) as (first, second, third):
+        for connection in (first, second, third, second):
+            assert not is_closed_after_answer(connection)
+        assert is_closed_after_answer(first)
+        assert not is_closed_after_answer(third)
+
+
+def test_idle_connections_do_not_delay_the_end(server):
+    process, port = server
+    with connections(port, 1) as [connection]:
+        assert not is_closed_after_answer(connection)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: local"])

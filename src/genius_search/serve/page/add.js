@@ -220,7 +220,7 @@ async function sendAll() {
         text: item.text || undefined,
         image: item.file ? `picture-${number}` : undefined,
       }));
-      const result = await ask("/v1/items", {
+      const result = await ask("v1/items", {
         method: "POST",
         query: { index: chosen().name },
         json: { items: newItems },

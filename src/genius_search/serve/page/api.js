@@ -41,7 +41,7 @@ export class Problem extends Error {
 
 /** Send a request, with JSON or with JSON and the files that it names; return the response. */
 export async function call(path, { method = "GET", query = {}, json, files = {}, signal } = {}) {
-  const address = new URL(path, location.origin);
+  const address = new URL(path.replace(/^\//, ""), document.baseURI);
   for (const [name, value] of Object.entries(query))
     if (value !== null && value !== undefined) address.searchParams.set(name, value);
   const used = key.get();
@@ -123,7 +123,7 @@ export function picture(path, alt, size = 256) {
   const failed = () =>
     image.replaceWith(h("span", { class: "gone" }, "The picture cannot be shown"));
   image.addEventListener("error", failed);
-  const address = new URL(path, location.origin);
+  const address = new URL(path.replace(/^\//, ""), document.baseURI);
   address.searchParams.set("size", size);
   if (key.get()) withKey(address).then((url) => (image.src = url), failed);
   else image.src = address;

@@ -181,7 +181,7 @@ function chip(part, place, state) {
   const name = part.item?.text || part.value;
   const thumbnail = part.item
     ? part.item.image
-    : `/v1/items/picture?${new URLSearchParams({ index: chosen().name, id: part.value })}`;
+    : `v1/items/picture?${new URLSearchParams({ index: chosen().name, id: part.value })}`;
   const step = (by) =>
     change([
       {

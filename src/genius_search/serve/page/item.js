@@ -24,7 +24,7 @@ export async function showItem(state) {
     () => sheet === opened && ((sheet = null), (shownId = null), closeItem()),
   );
   try {
-    const item = await ask("/v1/items", { query: { index: chosen().name, id: state.item } });
+    const item = await ask("v1/items", { query: { index: chosen().name, id: state.item } });
     if (sheet === opened) draw(body, item, state);
   } catch (problem) {
     tell(problem, null, body);
@@ -101,7 +101,7 @@ const fileName = (item) => item.id.split("/").at(-1);
  * file is fetched first.
  */
 function original(item, label, attributes) {
-  const path = `/v1/items/original?${new URLSearchParams({ index: chosen().name, id: item.id })}`;
+  const path = `v1/items/original?${new URLSearchParams({ index: chosen().name, id: item.id })}`;
   const fetchFirst = async (event) => {
     if (!key.get() || event.target.href.startsWith("blob:")) return;
     event.preventDefault();
@@ -144,7 +144,7 @@ async function explain(place, item, state) {
   );
   try {
     const { json, files } = await question(state);
-    const explanation = await ask("/v1/explain", {
+    const explanation = await ask("v1/explain", {
       method: "POST",
       json: { ...json, id: item.id },
       files,
@@ -222,7 +222,7 @@ function confirmDelete(item) {
 
 async function remove(item, dialog) {
   try {
-    await ask("/v1/items", { method: "DELETE", query: { index: chosen().name, id: item.id } });
+    await ask("v1/items", { method: "DELETE", query: { index: chosen().name, id: item.id } });
   } catch (problem) {
     dialog.close();
     tell(problem);

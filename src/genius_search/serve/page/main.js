@@ -104,7 +104,7 @@ function askForKey(wasRefused) {
 
 /** Follow links within the page without loading it again, unless they open a new tab. */
 function follow(event) {
-  const link = event.target.closest("a[href^='/']");
+  const link = event.target.closest("a[href^='./']");
   if (
     !link ||
     "leaves" in link.dataset ||

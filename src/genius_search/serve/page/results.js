@@ -46,7 +46,7 @@ export async function showResults(state) {
   if (signal.aborted || answered === spelt) return;
   place.setAttribute("aria-busy", "true");
   try {
-    const answer = await ask("/v1/search", { method: "POST", ...asked, signal });
+    const answer = await ask("v1/search", { method: "POST", ...asked, signal });
     answered = spelt;
     draw(place, answer, state);
   } catch (problem) {
@@ -221,7 +221,7 @@ async function learn(hit, state, button) {
   button.disabled = true;
   try {
     const { json, files } = await question(state);
-    await call("/v1/feedback", { method: "POST", json: { ...json, id: hit.id }, files });
+    await call("v1/feedback", { method: "POST", json: { ...json, id: hit.id }, files });
     say(`Remembered: ${itemName(hit)}`);
   } catch (problem) {
     button.disabled = false;
@@ -263,12 +263,12 @@ async function showBeginning(state, signal) {
           "div",
           { class: "empty" },
           h("h2", {}, "The index is empty"),
-          h("p", {}, h("a", { class: "button", href: "/?view=add" }, "Add items")),
+          h("p", {}, h("a", { class: "button", href: "./?view=add" }, "Add items")),
         ),
       );
       return;
     }
-    const { items: examples } = await ask("/v1/items/examples", {
+    const { items: examples } = await ask("v1/items/examples", {
       query: { index: chosen().name },
       signal,
     });

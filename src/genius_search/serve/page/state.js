@@ -64,7 +64,7 @@ export function closeItem() {
 
 /** Load the descriptions of the indexes; their counts change with the items. */
 export async function learnIndexes() {
-  indexes = (await ask("/v1/indexes")).indexes;
+  indexes = (await ask("v1/indexes")).indexes;
 }
 
 /** Store a picture until the tab is closed; return its name for entries of the history. */
@@ -129,5 +129,5 @@ export function address(state) {
   }
   add("item", state.item);
   const query = parameters.toString().replaceAll("%3A", ":");
-  return query ? `/?${query}` : "/";
+  return query ? `./?${query}` : "./";
 }
