@@ -26,7 +26,7 @@ from genius_search.serve.schemas import Problem, log
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-PAUSE_SECONDS: Final = 1.0
+RESTART_PAUSE_SECONDS: Final = 1.0
 """Pause before a worker that ended is started again."""
 START_SECONDS: Final = 5.0
 """How long a change waits for the first worker to start."""
@@ -87,7 +87,7 @@ def start_workers(count: int) -> Worker:
             stop()
         elif not is_stopping:
             log.error("worker %d ended and is started again", number + 1)
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(RESTART_PAUSE_SECONDS)
             pending = [number]
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(status if status >= 0 else 128 - status)

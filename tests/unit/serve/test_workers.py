@@ -27,7 +27,7 @@ FORKS = """
 import os, signal, sys, time
 from pathlib import Path
 from genius_search.serve import workers
-workers.PAUSE_SECONDS = 0.0
+workers.RESTART_PAUSE_SECONDS = 0.0
 worker = workers.start_workers(2)
 print(worker.number, os.getpid(), flush=True)
 if worker.number == 0:
