@@ -1281,7 +1281,7 @@ def current_state(index: Index) -> State:
 
 def is_current(index: Index) -> bool:
     """Return whether a search needs no new state: the index has not changed since the last one."""
-    return _read_heads(index.folder) == index._state.heads  # noqa: SLF001  see above
+    return _read_heads(index._folder_text) == index._state.heads  # noqa: SLF001  see above
 
 
 def current_searcher(index: Index, config: SearchConfig | None = None) -> SnapshotSearcher:
