@@ -326,8 +326,8 @@ def default_cell_search(items: int) -> SearchSettings:
     """Return the default settings of an index of ``items`` items with fine codes.
 
     Items are scanned by their fine codes cell by cell, until no other cell may have an item for the
-    shortlist. When the index is created, the shortlist and the margin grow until it finds enough of
-    what exact search finds (:mod:`genius_search.index.measure`).
+    shortlist. When the index is created, the shortlist and the margin grow until the search agrees
+    with exact search (:mod:`genius_search.index.measure`).
     """
     is_small = items <= MAX_EXHAUSTIVE_POOL
     return dataclasses.replace(

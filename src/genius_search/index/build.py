@@ -99,7 +99,7 @@ MAX_ENCODED_ITEMS: Final = 16_384
 """Maximum number of items whose IDs and densities are computed together."""
 FEW_ITEMS: Final = 16_384
 """Number of items up to which embeddings have eight bits per number by default: few items take
-little memory, and their own vectors find them whatever they resemble."""
+little memory, and the vector of each item then finds it."""
 MANY_ITEMS: Final = 1_000_000
 """Number of items from which on embeddings have two bits per number by default."""
 MIN_GROWTH: Final = 1.5
