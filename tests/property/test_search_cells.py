@@ -49,7 +49,7 @@ def library(request, monkeypatch):
 def drawn(request, tmp_path_factory):
     """An index of two segments with deleted items, and queries with conditions."""
     random = np.random.default_rng(request.param)
-    items, dim = [(400, 20), (90, 3), (700, 33), (60, 1), (300, 64), (500, 16)][request.param]
+    items, dim = [(400, 20), (90, 17), (700, 33), (60, 16), (300, 64), (500, 16)][request.param]
     bits = [4, 2, 1, 8, 16, 2][request.param]
     vectors = random.standard_normal((items, dim)).astype(np.float32)
     modalities = random.choice([Modality.IMAGE, Modality.TEXT], items).tolist()

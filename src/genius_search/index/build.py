@@ -85,11 +85,9 @@ from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.search.vectors import (
     EmbeddingBits,
-    Quantized,
-    dequantize,
-    fit_scales,
     is_residual,
     quantize,
+    quantize_with_lengths,
 )
 from genius_search.training.codebooks import LEVELS, fit_codebooks, query_metric
 
@@ -880,12 +878,9 @@ def encode_batch(
         return arrays._replace(embeddings=quantize(stored, bits).values)
     # Embedding = vector of the codes + residual; only the residual is stored.
     coded = model.codebooks.vectors(encoded.all_codes)
-    values, scales = quantize(stored - coded, bits)
     if model.codebooks.fine is None:
+        values, scales = quantize(stored - coded, bits)
         return arrays._replace(embeddings=values, scales=scales)
-    rounded = dequantize(Quantized(values, None), bits, model.dim)
-    weights = model.ranker.spread.residuals
-    if weights is not None:
-        rounded = weights.apply(rounded, bits)
-    lengths, scales = fit_scales(stored, coded, rounded)
+    residuals = model.ranker.spread.residuals
+    (values, scales), lengths = quantize_with_lengths(stored, coded, bits, residuals)
     return arrays._replace(embeddings=values, scales=scales, lengths=lengths)

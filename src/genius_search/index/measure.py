@@ -35,11 +35,10 @@ from genius_search.records import Modality
 from genius_search.search.rank import QueryVectors
 from genius_search.search.vectors import (
     EmbeddingBits,
-    Quantized,
     decode_lengths,
     dequantize,
-    fit_scales,
     quantize,
+    quantize_with_lengths,
 )
 
 NUM_NEAREST_ITEMS: Final = 10
@@ -47,7 +46,7 @@ NUM_NEAREST_ITEMS: Final = 10
 QUERY_NOISE: Final = 0.3
 """Length of the noise that turns an item into a query, which itself would be found too easily."""
 NUM_RECALL_QUERIES: Final = 200
-ITEMS_PER_BLOCK: Final = 16_384
+RESTORED_ITEMS: Final = 16_384
 """Number of items whose embeddings are restored together for an exact search."""
 MIN_MEASURED_ITEMS: Final = 50
 """A smaller index is not measured: a search compares all of its items anyway."""
@@ -167,18 +166,15 @@ def _round_embeddings(
     """Return embeddings as an index restores them: the ID's vector plus the stored residual."""
     encoded = Coder(model.codebooks).encode_items(embeddings, modalities)
     vectors = model.codebooks.vectors(encoded.all_codes)
-    values, scales = quantize(embeddings - vectors, bits)
-    has_fine_codes = model.codebooks.fine is not None
-    rounded = dequantize(
-        Quantized(values, None if has_fine_codes else scales), bits, embeddings.shape[1]
-    )
     correction = model.ranker.spread.residuals
+    if model.codebooks.fine is None:
+        quantized = quantize(embeddings - vectors, bits)
+    else:
+        quantized, lengths = quantize_with_lengths(embeddings, vectors, bits, correction)
+        vectors *= decode_lengths(lengths)[:, None]
+    rounded = dequantize(quantized, bits, embeddings.shape[1])
     if correction is not None:
         rounded = correction.apply(rounded, bits)
-    if has_fine_codes:
-        lengths, scales = fit_scales(embeddings, vectors, rounded)
-        vectors *= decode_lengths(lengths)[:, None]
-        rounded *= scales[:, None]
     return np.asarray(vectors + rounded)
 
 
@@ -258,8 +254,8 @@ class _Trial:
         for segment in self._snapshot.segments:
             read_vectors = segment.vectors(self._model.ranker)
             rows = segment.with_passages(segment.alive_rows())
-            for start in range(0, len(rows), ITEMS_PER_BLOCK):
-                vectors = read_vectors(np.sort(rows[start : start + ITEMS_PER_BLOCK]))
+            for start in range(0, len(rows), RESTORED_ITEMS):
+                vectors = read_vectors(np.sort(rows[start : start + RESTORED_ITEMS]))
                 products = np.concatenate([best, self.queries @ vectors.T], axis=1)
                 best = np.partition(products, -NUM_NEAREST_ITEMS, axis=1)[:, -NUM_NEAREST_ITEMS:]
         return np.asarray(best.min(axis=1))

@@ -127,8 +127,8 @@ class SearchRequest:
     (:attr:`Hits.facets`)."""
     group_by: str | None = None
     """Return the first hit of each value of a field; of each content with ``content``, for copies
-    of a file; or of near-duplicates among the hits with ``near``. :attr:`Hits.more_in_group` counts the
-    others. An item without a value is a hit by itself."""
+    of a file; or of near-duplicates among the hits with ``near``. :attr:`Hits.more_in_group` counts
+    the others. An item without a value is a hit by itself."""
     deadline: float = math.inf
     """Time, on the clock of :func:`time.monotonic`, after which a search for items that meet the
     conditions fails."""

@@ -34,7 +34,7 @@ CODES_PER_GROUP: Final = 8
 groups: 8 bytes up to 31 have a sum that fits into a byte."""
 MAX_FINE_CODES: Final = 64
 """Maximum number of an item's fine codes (native/cells.c)."""
-ITEMS_PER_BLOCK: Final = 512
+SUMMED_ITEMS: Final = 512
 """Number of items per block whose vectors stay in a core's cache while they are summed."""
 NORM_TAIL: Final = 1.0
 """Per cent of the items whose half norms are below, or above, the values that a code stands for."""
@@ -103,8 +103,8 @@ class FineCodes(NamedTuple):
         vectors = np.zeros((len(codes), len(self.vectors)), np.float32)
         bounds = self._bounds()
         tables = [np.ascontiguousarray(self.vectors[low:high].T) for low, high in bounds]
-        for start in range(0, len(codes), ITEMS_PER_BLOCK):
-            rows = slice(start, start + ITEMS_PER_BLOCK)
+        for start in range(0, len(codes), SUMMED_ITEMS):
+            rows = slice(start, start + SUMMED_ITEMS)
             for number, (table, (low, high)) in enumerate(zip(tables, bounds, strict=True)):
                 vectors[rows, low:high] = table[codes[rows, number]]
         return vectors

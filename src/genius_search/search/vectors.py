@@ -27,6 +27,7 @@ from genius_search.errors import ArtifactMismatch, ArtifactMissing
 from genius_search.nn.fine import unpack_fine_codes
 
 if TYPE_CHECKING:
+    from genius_search.nn.spread import Residuals
     from genius_search.search.rank import CodeRanker
     from genius_search.search.table import IdTable
 
@@ -203,6 +204,34 @@ def fit_scales(
     corrected = missing / np.where(can_correct, with_rounded, 1)
     scales = np.where(can_correct, corrected, np.where(is_plane, scales, 0))
     return stored, scales.astype(np.float16)
+
+
+def quantize_with_lengths(
+    vectors: Float32[np.ndarray, "items dim"],
+    coded: Float32[np.ndarray, "items dim"],
+    bits: EmbeddingBits,
+    residuals: Residuals | None,
+) -> tuple[Quantized, UInt8[np.ndarray, " items"]]:
+    """Quantize the residuals of vectors; return them with the factors of the coded vectors.
+
+    With 8 bits, residuals are as precise as a factor, which is then 1.
+
+    Parameters
+    ----------
+    coded
+        the vectors that codes and fine codes stand for.
+    residuals
+        weights of the dimensions of residuals, if they were measured.
+    """
+    quantized = quantize(vectors - coded, bits)
+    if bits == 8:
+        ones = np.full(len(vectors), round((1 - MIN_LENGTH) * LENGTH_STEPS), np.uint8)
+        return quantized, ones
+    rounded = dequantize(quantized._replace(scales=None), bits, vectors.shape[1])
+    if residuals is not None:
+        rounded = residuals.apply(rounded, bits)
+    lengths, scales = fit_scales(vectors, coded, rounded)
+    return quantized._replace(scales=scales), lengths
 
 
 def stored_width(dim: int, bits: EmbeddingBits) -> int:

@@ -104,6 +104,9 @@ MIN_METRIC_QUERIES: Final = 100
 """Minimum number of queries for :func:`query_metric`."""
 FUSE_BATCH: Final = 4096
 """Number of items that are fused in a batch."""
+MIN_FINE_DIM: Final = 16
+"""Vectors of fewer dimensions get whole IDs: a fine code cannot have less than one dimension, so
+few of them would be left, and neighbours in few dimensions differ by less than their rounding."""
 MAX_ONE_LEVEL_POOL: Final = 65_536
 """Pools up to this size have one semantic level before fine codes, of at most 256 cells."""
 MAX_PRECISE_POOL: Final = 262_144
@@ -173,10 +176,13 @@ def fit_codebooks(
         have the same weight.
     levels
         number of semantic levels, each a byte of an ID. With None, IDs have one or two and are
-        followed by fine codes, which searches without a generator find sooner.
+        followed by fine codes, which searches without a generator scan sooner; vectors of fewer
+        than :data:`MIN_FINE_DIM` dimensions have :data:`LEVELS`.
     """
     num_fine = 0
-    if levels is None:
+    if levels is None and embeddings.shape[1] < MIN_FINE_DIM:
+        levels = LEVELS
+    elif levels is None:
         levels, num_fine = cell_levels(items), num_fine_codes(items)
     fusion = FusionConfig(kind="sum") if fused_by is None else fused_by.config.fusion
     config = QuantizerConfig(

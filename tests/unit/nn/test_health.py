@@ -16,7 +16,10 @@ def look(codes, *, sizes=(3, 4, 8)):
     weights = {f"codebooks.{level}.embed": np.zeros((size, 1)) for level, size in enumerate(sizes)}
     weights["level0_modality"] = np.arange(3)
     codebooks = Codebooks(1, CodebookConfig(levels=len(sizes) - 1), weights)
-    items = EncodedItems(np.zeros((len(codes), 1)), codes, np.full(len(codes), 0.9), codes)
+    no_fine_codes = np.zeros((len(codes), 0), np.uint8)
+    items = EncodedItems(
+        np.zeros((len(codes), 1)), codes, np.full(len(codes), 0.9), codes, no_fine_codes
+    )
     return measure_health(codebooks, items, codes[:, 0])
 
 
