@@ -198,7 +198,7 @@ def test_pages_are_short():
     assert {
         page.name: num_words(page)
         for page in [*PAGES, ROOT / "docs/http.md"]
-        if num_words(page) > 900
+        if num_words(page) > 1_100
     } == {}
 
 

@@ -105,8 +105,8 @@ MIN_METRIC_QUERIES: Final = 100
 FUSE_BATCH: Final = 4096
 """Number of items that are fused in a batch."""
 MIN_FINE_DIM: Final = 16
-"""Vectors of fewer dimensions get whole IDs: a fine code cannot have less than one dimension, so
-few of them would be left, and neighbours in few dimensions differ by less than their rounding."""
+"""Vectors of fewer dimensions get whole IDs. Each fine code needs a dimension, so there would be
+few codes, and in few dimensions neighbours differ by less than the rounding of residuals."""
 MAX_ONE_LEVEL_POOL: Final = 65_536
 """Pools up to this size have one semantic level before fine codes, of at most 256 cells."""
 MAX_PRECISE_POOL: Final = 262_144
