@@ -42,7 +42,7 @@ def requests(single) -> list[SearchRequest]:
     picture = next(item for item in single._snapshot.segments[0].items.all() if item.image)
     return [
         SearchRequest(hybrid=False, text="a red umbrella", modality="text", k=9),
-        SearchRequest(hybrid=False, text="a red umbrella", k=2),
+        SearchRequest(hybrid=False, text="a red umbrella", modality="image", k=2),
         SearchRequest(hybrid=False, text="a picture of it", instruction="Find a picture", k=12),
         SearchRequest(hybrid=False, text="blue", modality="image", where=["id!=" + some], k=4),
         SearchRequest(
