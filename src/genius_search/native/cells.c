@@ -48,9 +48,8 @@ typedef struct {
   float tables[MAX_FINE_CODES][FINE_VALUES]; /* products, and costs of half norms */
   uint8_t bytes[MAX_FINE_CODES * 32] __attribute__((aligned(64))); /* each table twice */
   float step;                 /* of the bytes */
-  float lowest;               /* sum of the smallest number of each table */
   float deviation;            /* of the sums over fine codes */
-  float mean;                 /* of the sums over fine codes, above ``lowest`` */
+  float mean;                 /* of these sums, above the sum of the smallest numbers of tables */
   float unit;                 /* bases of cells are multiplied by this and rounded */
   int16_t first[CODES] __attribute__((aligned(64)));  /* bases of codes, in this unit */
   int16_t second[CODES] __attribute__((aligned(64)));
@@ -114,7 +113,7 @@ static void fill_tables(CellScan *scan, const float *query) {
   const Model *m = scan->model;
   float widest = 0, variance = 0, smallest[MAX_FINE_CODES];
   int64_t last = m->fine_codes - 1;
-  scan->lowest = scan->mean = 0;
+  scan->mean = 0;
   for (int64_t t = 0, d = 0; t < m->fine_codes; t++) {
     float table[FINE_VALUES] = {0}, low, high, sum = 0, squares = 0;
     for (; t < last && d < m->fine_ends[t]; d++)
@@ -128,7 +127,6 @@ static void fill_tables(CellScan *scan, const float *query) {
       squares += table[v] * table[v];
     }
     smallest[t] = low;
-    scan->lowest += low;
     scan->mean += sum / FINE_VALUES - low;
     variance += squares / FINE_VALUES - (sum / FINE_VALUES) * (sum / FINE_VALUES);
     widest = high - low > widest ? high - low : widest;
