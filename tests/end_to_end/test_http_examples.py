@@ -19,7 +19,8 @@ PAGES = "".join(
     (Path(__file__).parents[2] / "docs" / name).read_text(encoding="utf-8")
     for name in ("http.md", "serve.md")
 )
-EXAMPLES = re.findall(r"^```bash\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
+# A remark above a block, "<!-- not run: ... -->", says why it is not run.
+EXAMPLES = re.findall(r"(?<!-->\n)^```bash\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
 STRICT = """
 set -euo pipefail
 curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; echo; }

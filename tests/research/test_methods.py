@@ -76,7 +76,7 @@ def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, que
     assert dids(found["routing+codes"]) != dids(found["generative+codes"])
     vectors = torch.from_numpy(model.ranker.vectors(pool.codes))
     nearest = (queries.fused[:, None] - vectors[None]).square().sum(dim=2).argmin(dim=1)
-    wide = asked(model, pool, queries, ("routing+codes",), beam=40)["routing+codes"]
+    wide = asked(model, pool, queries, ("routing+codes",), beam=80)["routing+codes"]
     for query, hits in enumerate(wide.hits):
         assert pool.did(int(nearest[query])) in {hit.did for hit in hits}
 
@@ -107,7 +107,7 @@ def test_densities_fade_near_a_query_in_exact_search_as_in_a_search_by_beams(
     tables = model.ranker.tables()[model.ranker.spread.level]
     for query, hits in zip(items.numpy(), exact.hits, strict=True):
         products = vectors @ query
-        near = np.clip((1 - products) / 0.25, 0, 1) ** 3
+        near = np.clip((1 - products) / 0.3, 0, 1) ** 3
         scale = float(among.scale((tables @ query)[None])[0])
         expected = np.sort(products - 0.5 * near * densities / scale)[::-1]
         assert [hit.score for hit in hits] == pytest.approx(expected[: len(hits)], abs=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
@@ -110,10 +111,10 @@ class Serve(IndexesOptions):
                 "NAME read KEY"
             )
         if self.workers == 1:
-            bound = self._bind(listen, self.port)
-            service = self._open_service()
-            self._print_address(service, bound, start_time)
-            serve(self._create_app(service), bound)
+            with contextlib.closing(self._bind(listen, self.port)) as bound:
+                service = self._open_service()
+                self._print_address(service, bound, start_time)
+                serve(self._create_app(service), bound)
         reserved = self._bind(reserve, self.port)
         worker = start_workers(self.workers)
         service = self._open_service()

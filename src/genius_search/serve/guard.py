@@ -315,9 +315,10 @@ class Guard:
         The connections with the most recent requests are kept, so the slowest ones go first. A
         connection that is not kept is closed after its next response.
         """
-        connection = scope.get("client")
-        if connection is None:
+        address = scope.get("client")
+        if address is None:
             return True
+        connection = tuple(address)  # ASGI allows a list
         if connection in self._dropped:
             self._dropped.discard(connection)
             return False
