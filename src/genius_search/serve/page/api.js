@@ -133,7 +133,7 @@ export function picture(path, alt, size = 256) {
 function withKey(address) {
   const name = address.href;
   if (!fetched.has(name)) {
-    const url = call(address).then(async (response) => URL.createObjectURL(await response.blob()));
+    const url = call(address.href).then(async (response) => URL.createObjectURL(await response.blob()));
     url.catch(() => fetched.delete(name));
     fetched.set(name, url);
     if (fetched.size > MAX_CACHED_PICTURES) {
