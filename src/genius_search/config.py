@@ -170,7 +170,8 @@ class SearchConfig:
     candidates: Limit | None = None
     """With re-ranking: stop decoding once the beams contain at most this many IDs (or the beam
     width, if larger), and rank them all. If conditions allow few items, at most the square root of
-    this number times the number of all IDs, all of them are ranked without decoding."""
+    this number times the number of all IDs, all of them are ranked without decoding. In an index
+    with fine codes: scan the best cells until about this many items are scanned."""
 
     router: Router | None = None
     """With re-ranking: find candidates with the generator, or by the distances between the query

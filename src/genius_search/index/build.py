@@ -546,7 +546,7 @@ def create_index(
 ) -> tuple[Genius, ChangeSummary]:
     """Create an index, and return its model; see :meth:`genius_search.index.index.Index.create`."""
     check_bits(embedding_bits, embeddings)
-    check_recall(recall)
+    check_recall(recall, embeddings, has_model=model is not None)
     levels = _check_levels(levels, query_vectors, embeddings, has_model=model is not None)
     trained, used_encoder = _open_model(pool, model, encoder, device=device, download=download)
     require_free_folder(folder)
@@ -585,10 +585,19 @@ def create_index(
         return new_model, pool_changes.summary(num_written, 0)
 
 
-def check_recall(recall: float | None) -> None:
-    """Raise :class:`UsageError` unless a target of recall is a share."""
-    if recall is not None and not 0 < recall < 1:
+def check_recall(
+    recall: float | None, embeddings: StoredEmbeddings | None = None, *, has_model: bool = False
+) -> None:
+    """Raise :class:`UsageError` unless a target of recall is a share, and can be reached."""
+    if recall is None:
+        return
+    if not 0 < recall < 1:
         raise UsageError(f"recall: {recall} is no share between 0 and 1; 0.95 is usual")
+    if has_model or embeddings not in (None, "fused"):
+        raise UsageError(
+            "recall: only an index that is created with an encoder, and stores fused embeddings, "
+            "is measured; leave out recall, or the model and embeddings"
+        )
 
 
 def _check_levels(

@@ -17,7 +17,6 @@ from jaxtyping import Float32, Int64
 
 from genius_search.forks import free_in_children
 from genius_search.index.snapshot import Snapshot
-from genius_search.nn.fine import unpack_fine_codes
 from genius_search.search.rank import CodeRanker
 from genius_search.search.table import IdTable, SearchSegment
 
@@ -119,5 +118,5 @@ def _coded_vectors(
     if segment.fine is None or ranker.fine is None:
         return ranker.vectors(table.ids[numbers])
     rows = np.searchsorted(table.bucket_starts, numbers, side="right") - 1
-    codes = unpack_fine_codes(segment.fine.packed_codes(table.items[numbers].astype(np.int64)))
-    return np.asarray(ranker.vectors(table.ids[rows]) + ranker.fine.sum(codes))
+    fine_vectors = segment.fine.vectors(ranker.fine, table.items[numbers].astype(np.int64))
+    return np.asarray(ranker.vectors(table.ids[rows]) + fine_vectors)

@@ -95,16 +95,13 @@ static void multiply_levels(const Model *m, Work *w, const float *query) {
   }
 }
 
-/* Scale the query as standardize_query() does, from the products that multiply_levels() left. */
+/* Scale the query and the products that multiply_levels() left. */
 static float standardize_products(const Model *m, const Request *request, const float *query,
                                   Work *w) {
-  float *products = w->products.at, *scaled = w->scaled.at, *first = products + m->grid[0];
-  float mean = dot(request->usage, first, m->grid[1]), variance = 0;
-  for (int64_t c = 0; c < m->grid[1]; c++)
-    variance += request->usage[c] * (first[c] - mean) * (first[c] - mean);
-  float factor = variance > 0 && request->reference > 0 ? request->reference / sqrtf(variance) : 1;
-  for (int64_t c = 0; c < m->grid[0] + m->grid[1] + m->grid[2]; c++) products[c] *= factor;
-  for (int64_t i = 0; i < m->dim; i++) scaled[i] = query[i] * factor;
+  float *products = w->products.at, *first = products + m->grid[0];
+  float factor = scale_query(request, query, m->dim, first, m->grid[1], w->scaled.at);
+  for (int64_t c = 0; c < m->grid[0]; c++) products[c] *= factor;
+  for (int64_t c = 0; c < m->grid[2]; c++) first[m->grid[1] + c] *= factor;
   return factor;
 }
 

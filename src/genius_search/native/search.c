@@ -506,20 +506,26 @@ static void multiply_level(const Model *m, Work *w, int64_t level, const float *
    usage[c] is the share of the items that the query may find with code c, and reference the
    standard deviation of such products of an item. So the products of the scaled query spread as
    those of an item, and costs are in proportion to the differences between its products. */
-static float standardize_query(const Model *m, const Request *request, const float *query,
-                               Work *w) {
-  float *products = (float *)w->products.at + m->first_level * CODES, *scaled = w->scaled.at;
-  const float *vectors = m->vectors;
-  int64_t size = m->sizes[m->first_level];
-  for (int64_t l = 0; l < m->first_level; l++) vectors += m->sizes[l] * m->dim;
-  multiply_rows(vectors, size, m->dim, query, products);
+static float scale_query(const Request *request, const float *query, int64_t dim, float *products,
+                         int64_t size, float *scaled) {
   float mean = dot(request->usage, products, size), variance = 0;
   for (int64_t c = 0; c < size; c++)
     variance += request->usage[c] * (products[c] - mean) * (products[c] - mean);
   float factor = variance > 0 && request->reference > 0 ? request->reference / sqrtf(variance) : 1;
   for (int64_t c = 0; c < size; c++) products[c] *= factor;
-  for (int64_t i = 0; i < m->dim; i++) scaled[i] = query[i] * factor;
+  for (int64_t i = 0; i < dim; i++) scaled[i] = query[i] * factor;
   return factor;
+}
+
+/* Compute the products of the first semantic level, and scale the query by them. */
+static float standardize_query(const Model *m, const Request *request, const float *query,
+                               Work *w) {
+  float *products = (float *)w->products.at + m->first_level * CODES;
+  const float *vectors = m->vectors;
+  int64_t size = m->sizes[m->first_level];
+  for (int64_t l = 0; l < m->first_level; l++) vectors += m->sizes[l] * m->dim;
+  multiply_rows(vectors, size, m->dim, query, products);
+  return scale_query(request, query, m->dim, products, size, w->scaled.at);
 }
 
 /* Score every code of a level after a prefix by nearness to the query. Levels without gram compute

@@ -73,14 +73,21 @@ def normalize(vectors: Float[np.ndarray, "*rows dim"]) -> Float[np.ndarray, "*ro
 
 
 def sum_codes(
-    tables: Sequence[Float[np.ndarray, "_ dim"]], ids: Integer[np.ndarray, "items columns"]
+    tables: Sequence[Float[np.ndarray, "_ dim"]],
+    ids: Integer[np.ndarray, "items columns"],
+    fine: FineCodes | None = None,
 ) -> Float[np.ndarray, "items dim"]:
-    """Return the vectors of IDs: the sums of their code vectors, in the precision of the tables."""
+    """Return the vectors of IDs: the sums of their code vectors, in the precision of the tables.
+
+    With ``fine``, the columns after the codes are fine codes, whose vectors are added.
+    """
     vectors = np.zeros((len(ids), tables[0].shape[1]), dtype=tables[0].dtype)
     for start in range(0, len(ids), IDS_PER_BLOCK):
         rows = slice(start, start + IDS_PER_BLOCK)
         for level, table in enumerate(tables):
             vectors[rows] += table[ids[rows, level]]
+    if fine is not None:
+        vectors += fine.sum(ids[:, len(tables) :].astype(np.uint8))
     return vectors
 
 
@@ -129,11 +136,8 @@ class Codebooks:
         self, codes: Integer[np.ndarray, "items columns"]
     ) -> Float32[np.ndarray, "items dim"]:
         """Return the vectors of IDs, and of the fine codes that follow them."""
-        vectors = sum_codes(self._tables, codes)
-        num_levels = len(self._tables)
-        if self.fine is not None and codes.shape[1] > num_levels:
-            vectors += self.fine.sum(codes[:, num_levels:].astype(np.uint8))
-        return vectors
+        has_fine_codes = codes.shape[1] > len(self._tables)
+        return sum_codes(self._tables, codes, self.fine if has_fine_codes else None)
 
     @cached_property
     def spread(self) -> Spread:

@@ -222,9 +222,7 @@ class NormAndDensity:
                 sample = sample[sample[:, 0] == code]
             hashes = None
             if len(sample) > DENSITY_NEIGHBOURS:
-                vectors = sum_codes(self._tables, sample)
-                if self._fine is not None:
-                    vectors += self._fine.sum(sample[:, len(self._tables) :].astype(np.uint8))
+                vectors = sum_codes(self._tables, sample, self._fine)
                 hashes = _hashes(sample)
             elif self._has_modality_level:
                 vectors = self._tables[0][code] + self._tables[1]

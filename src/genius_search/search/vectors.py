@@ -24,7 +24,7 @@ from jaxtyping import Float, Float16, Float32, Int16, Int64, Shaped, UInt8
 
 from genius_search.artifact import shape_matches
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
-from genius_search.nn.fine import unpack_fine_codes
+from genius_search.nn.fine import FineCodes, unpack_fine_codes
 
 if TYPE_CHECKING:
     from genius_search.nn.spread import Residuals
@@ -298,6 +298,12 @@ class StoredFineCodes:
         positions = self._table.positions_of_items[rows]
         return np.asarray(self.blocks[positions // FINE_ROWS, :, positions % FINE_ROWS])
 
+    def vectors(
+        self, fine: FineCodes, rows: Int64[np.ndarray, " rows"]
+    ) -> Float32[np.ndarray, "rows dim"]:
+        """Return the vectors that the fine codes of item rows stand for, without their cells."""
+        return fine.sum(unpack_fine_codes(self.packed_codes(rows)))
+
     def lengths_of(self, rows: Int64[np.ndarray, " rows"]) -> UInt8[np.ndarray, " rows"] | None:
         """Return the factors of item rows as bytes; None if embeddings have 16 bits."""
         return None if self.lengths is None else self.lengths[rows]
@@ -343,7 +349,7 @@ class StoredVectors:
         """Return the vectors that the codes of item rows stand for."""
         vectors = self._ranker.vectors(self._table.ids[self._table.rows_of_items[rows]])
         if self._fine is not None and self._ranker.fine is not None:
-            vectors += self._ranker.fine.sum(unpack_fine_codes(self._fine.packed_codes(rows)))
+            vectors += self._fine.vectors(self._ranker.fine, rows)
             lengths = self._fine.lengths_of(rows)
             if lengths is not None:
                 vectors *= decode_lengths(lengths)[:, None]

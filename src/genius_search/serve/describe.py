@@ -94,7 +94,7 @@ def describe_index(name: str, index: Index, *, writable: bool) -> schemas.IndexI
 def public_spec(spec: str) -> str:
     """Return the spec of an encoder with only the last part of each path of this server.
 
-    >>> public_spec("clip:/home/me/models/clip")
+    >>> public_spec("clip:/models/clip")
     'clip:clip'
     """
     adapter, colon, source = spec.partition(":")

@@ -46,6 +46,11 @@ def test_a_target_that_is_no_share_is_refused(tmp_path):
     assert not (tmp_path / "i").exists()
 
 
+def test_a_target_that_would_be_ignored_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="recall: only an index that is created with an encoder"):
+        Index.from_vectors(tmp_path / "i", draw(60, 4), recall=0.95, embeddings="none")
+
+
 def test_recall_is_measured_again_when_an_index_has_grown_by_half(tmp_path):
     index = Index.from_vectors(tmp_path / "i", draw(80, 6), recall=0.9)
     index.add_vectors(draw(30, 6, seed=1), ids=[f"b{number}" for number in range(30)])

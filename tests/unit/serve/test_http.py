@@ -87,7 +87,7 @@ def test_a_description_names_the_encoder_and_whether_the_index_is_writable(clien
     assert described["dim"] == index.model.encoder.dim
     assert described["encoder"] == public_spec(index.model.encoder.spec)
     assert described["writable"] is True
-    assert public_spec("adapters:/home/me/a,hub/b") == "adapters:a,hub/b"
+    assert public_spec("adapters:/models/a,hub/b") == "adapters:a,hub/b"
 
 
 def test_a_proxy_may_keep_or_remove_the_prefix(model, tmp_path):
