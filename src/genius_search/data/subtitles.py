@@ -72,14 +72,14 @@ def match_subtitles(videos: Iterable[Path], files: Iterable[Path]) -> dict[Path,
         videos_by_name[_spell(video)] = video
     for path in filter(is_subtitle_file, files):
         name = path.with_suffix("")
-        video = videos_by_name.get(_spell(name))
+        match = videos_by_name.get(_spell(name))
         rank = 1
-        if video is None and _LANGUAGE.fullmatch(name.suffix[1:]):
-            video = videos_by_name.get(_spell(name.with_suffix("")))
+        if match is None and _LANGUAGE.fullmatch(name.suffix[1:]):
+            match = videos_by_name.get(_spell(name.with_suffix("")))
             rank = 2
-        if video is not None:
-            rank = 0 if _spell(name) == _spell(video) else rank
-            subtitles[video].append((rank, SUBTITLE_SUFFIXES.index(path.suffix.lower()), path))
+        if match is not None:
+            rank = 0 if _spell(name) == _spell(match) else rank
+            subtitles[match].append((rank, SUBTITLE_SUFFIXES.index(path.suffix.lower()), path))
     return {video: [path for *_, path in sorted(ranked)] for video, ranked in subtitles.items()}
 
 
