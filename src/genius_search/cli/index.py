@@ -555,7 +555,7 @@ def _report_left_out(progress: TerminalProgress, added: ChangeSummary, *, again:
     A reason that more than :data:`MAX_LISTED` files share is printed once, and so are the further
     rows of a list: ``left out: pool.jsonl: 12 more rows; --json lists them``.
     """
-    from genius_search.data.folder import UNREAD_ENDING
+    from genius_search.data.documents import UNREAD_ENDING
 
     reasons: dict[str, list[str]] = {}
     counts = Counter[str]()

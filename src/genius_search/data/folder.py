@@ -1,4 +1,4 @@
-"""Reading of folders: their pictures, texts and PDF files become candidates.
+"""Reading of folders: their pictures and documents become candidates.
 
 The caption of a picture is the first text in this list:
 
@@ -7,8 +7,8 @@ The caption of a picture is the first text in this list:
 3. the metadata inside its file (``photo_metadata.py``), which is read when the picture is encoded
 
 Several captions become one text, one per line. Other values of the same files become ``source``,
-the candidate's fields. ``.txt`` and ``.md`` files that do not describe pictures are candidates, as
-are PDF files, whose texts are cached in the user's cache directory.
+the candidate's fields. Texts that do not describe pictures are candidates, too (``documents.py``);
+those of slow readers are cached in the user's cache directory.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import Any, Final, TypeAlias
 from pathspec import GitIgnoreSpec
 
 from genius_search.data.captions import Caption, Problem
-from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, is_image_file, require_file
-from genius_search.data.pdf import has_pypdf, read_pdf
+from genius_search.data.documents import read_document
+from genius_search.data.images import is_image_file, require_file
 from genius_search.data.sidecars import match_side_cars, read_side_cars
+from genius_search.data.source_code import GENERATED_FILES
 from genius_search.data.tables import is_caption_table, read_caption_tables
-from genius_search.data.text_files import decode_text, read_text
+from genius_search.data.text_files import decode_text
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadImage, UsageError
 from genius_search.records import Candidate, Modality, composed
@@ -38,24 +39,12 @@ IGNORE_FILE: Final = ".geniusignore"
 NEVER_READ: Final = (
     r".* @eaDir @Recycle @Recently-Snapshot @tmp \#recycle \#snapshot $RECYCLE.BIN $Recycle.Bin "
     r"RECYCLER System?Volume?Information lost+found __MACOSX __pycache__ node_modules *.lrdata "
-    r"*.photoslibrary/database/ *.photoslibrary/resources/ [Tt]humbs.db ehthumbs*.db [Dd]esktop.ini"
+    r"*.photoslibrary/database/ *.photoslibrary/resources/ [Tt]humbs.db ehthumbs*.db "
+    "[Dd]esktop.ini " + GENERATED_FILES
 )
 """Patterns of thumbnails, bins and program files, which later patterns with ``!`` can override."""
-UNREAD_ENDING: Final = "files with the ending"
-"""Prefix of the reasons for leaving out files that are neither pictures nor texts."""
-_HINTS: Final = {
-    (".json", ".xmp"): "describe pictures, and no picture in the same folder has this name",
-    (*HEIF_SUFFIXES,): NEEDS_PHOTOS,
-    (".csv", ".tsv", ".jsonl", ".parquet"): "are read if they are named metadata or captions",
-    (
-        ".tar",
-        ".zip",
-        ".gz",
-    ): "are archives; unpack them into a folder (tar -xf FILE -C FOLDER) and give that",
-    (".pdf",): "need the extra pdf: pip install 'genius-search[pdf]'",
-}
-"""Reasons for leaving out files, by ending, each with the remedy."""
-_DEFAULT_HINT: Final = "are not known as pictures or texts; convert a picture to JPEG"
+PROGRAM_FOLDER_MARKERS: Final = frozenset({"pyvenv.cfg", "CACHEDIR.TAG"})
+"""Files in folders that programs fill and can fill again, such as caches; these are not read."""
 _IgnoreSpecs: TypeAlias = tuple[tuple[Path, GitIgnoreSpec], ...]
 """Folders and their patterns, from the root down."""
 
@@ -136,6 +125,8 @@ def _walk(
             continue
         if {"index.json", "segments"} <= {path.name for path in entries}:
             continue  # an index of GENIUS
+        if folder != root and not PROGRAM_FOLDER_MARKERS.isdisjoint(path.name for path in entries):
+            continue
         if folder / IGNORE_FILE in entries:
             specs = (*specs, *_read_ignore_file(folder / IGNORE_FILE, problems))
         for path in entries:
@@ -209,7 +200,7 @@ def _scan(
                     sources.append(table_captions.get(path, Caption()))
                 candidates.append(_image_candidate(path, did, sources, problems))
             else:
-                candidates.append(Candidate(did, Modality.TEXT, _read_document(path, problems)))
+                candidates.append(_document_candidate(path, did, problems))
         except BadImage as error:
             problems.append(error)
     unsure = _pictures_with_unread_captions(side_cars, tables, problems)
@@ -230,21 +221,18 @@ def _image_candidate(
     return Candidate(did, modality, text, did, source)
 
 
-def _read_document(path: Path, problems: list[Problem]) -> str:
-    """Return the text of a file that is not a picture.
+def _document_candidate(path: Path, did: str, problems: list[Problem]) -> Candidate:
+    """Return a candidate with the text and the fields of a file that is not a picture.
 
     Raises
     ------
     BadImage
         The file has another type or cannot be read.
     """
-    suffix = path.suffix.lower()
-    if suffix in (".txt", ".md"):
-        return read_text(path)
-    if suffix == ".pdf" and has_pypdf():
-        return read_pdf(path, user_cache() / "pdf", problems)
-    hints = (hint for suffixes, hint in _HINTS.items() if suffix in suffixes)
-    raise BadImage(path, f"{UNREAD_ENDING} {path.suffix!r} {next(hints, _DEFAULT_HINT)}")
+    document = read_document(path, user_cache() / "documents", problems)
+    source, field_problems = fields_to_json(document.fields)
+    problems += [BadImage(path, problem) for problem in field_problems]
+    return Candidate(did, Modality.TEXT, document.text, source=source)
 
 
 def _pictures_with_unread_captions(

@@ -79,7 +79,7 @@ def test_programs_folders_and_excluded_files_are_left_out(tmp_path):
     assert "__MACOSX/e.png" in found_in(tmp_path, exclude=["!__MACOSX"])
     with pytest.raises(UsageError, match="gitignore"):
         read_folder(tmp_path, exclude=["!"])
-    (tmp_path / ".geniusignore").write_bytes(b"\xff")
+    (tmp_path / ".geniusignore").write_bytes(b"\xff\xfe\xff")
     assert "UTF-8" in problems_of(tmp_path)[".geniusignore"]
 
 
@@ -313,19 +313,19 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
     (tmp_path / "plain").write_bytes(b"x")
     (tmp_path / "lone.json").write_text("{}")
     (tmp_path / "blank.txt").write_text(" \n")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "greek.txt").write_bytes("καφές".encode("iso8859-7"))
     (tmp_path / "log.txt").write_bytes(b"x" * (MAX_TEXT_BYTES + 1))
     (tmp_path / "dangling.png").symlink_to(tmp_path / "gone.png")
     os.mkfifo(tmp_path / "pipe.png")
     problems = problems_of(tmp_path)
     expected = {
         "empty.jpg": "empty",
-        "photo.psd": "convert a picture",
-        "film.mp4": ".mp4",
+        "photo.psd": "export them as PNG",
+        "film.mp4": "are videos",
         "plain": "ending ''",
         "lone.json": ".json",
         "blank.txt": "without words",
-        "latin.txt": "UTF-8",
+        "greek.txt": "UTF-8",
         "log.txt": "split it",
         "dangling.png": "no such file",
         "pipe.png": "not a file",
@@ -342,7 +342,7 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
         ("a.json", b"{broken", "cannot be used"),
         ("a.json", b"[1]", "expected an object"),
         ("a.json", b"[" * 100_000, "cannot be used"),
-        ("a.txt", b"\xff", "UTF-8"),
+        ("a.txt", b"\x81\xff", "UTF-8"),
         ("metadata.jsonl", b"{broken", "not valid JSON"),
         ("metadata.jsonl", b"[1]", "expected an object"),
         ("metadata.jsonl", b'{"text": "x"}', "file_name"),
@@ -351,7 +351,7 @@ def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path):
         ("metadata.jsonl", b"\xff\xff", "UTF-8"),
         ("metadata.csv", b"text\nx\n", "has the columns text; expected file_name"),
         ("metadata.csv", b"file_name;bild\na.png;x\n", "has the columns file_name, bild; expected"),
-        ("metadata.csv", b"file_name,text\nb.png,caf\xe9\n", "UTF-8"),
+        ("metadata.csv", b"file_name,text\nb.png,\xe9\x81\n", "UTF-8"),
         (
             "metadata.jsonl",
             '{"file_name": "a.png", "text": "x"}\n\n'.encode("utf-16-le"),

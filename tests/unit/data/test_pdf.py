@@ -8,8 +8,9 @@ import pytest
 
 from genius_search import Index
 from genius_search.cli import main
-from genius_search.data import folder, pdf
+from genius_search.data import documents, limits, pdf
 from genius_search.data.folder import read_folder
+from genius_search.data.text_files import Document
 
 
 def make_pdf(*pages: str) -> bytes:
@@ -54,7 +55,9 @@ def test_the_pages_of_a_file_are_one_text(papers):
 
 def test_a_file_is_read_again_only_when_it_changes(papers, monkeypatch):
     before = read_folder(papers)
-    monkeypatch.setattr(pdf, "_extract", lambda _: ("read again", None))
+    again = Document("read again")
+    readers = {".pdf": documents.READERS_BY_SUFFIX[".pdf"]._replace(read=lambda _: again)}
+    monkeypatch.setattr(documents, "READERS_BY_SUFFIX", readers)
     assert read_folder(papers) == before
     (papers / "kites.pdf").write_bytes(make_pdf("On anchors"))
     assert read_folder(papers).candidates[0].text == "read again"
@@ -72,7 +75,7 @@ def test_files_without_text_and_damaged_ones_are_named(papers):
 
 
 def test_without_the_extra_it_is_named(papers, monkeypatch):
-    monkeypatch.setattr(folder, "has_pypdf", lambda: False)
+    monkeypatch.setattr(documents.Reader, "is_installed", lambda _: False)
     scan = read_folder(papers)
     assert not scan.candidates
     assert "genius-search[pdf]" in scan.problems[0].reason
@@ -99,7 +102,7 @@ def test_divided_words_are_joined(papers):
             "only 2 of 4 pages are read: the limit of a PDF is 2 pages",
         ),
         (
-            "MAX_PDF_CHARACTERS",
+            "MAX_DOCUMENT_CHARACTERS",
             7,
             ["one", "tw"],
             "only 3 of 4 pages are read: the limit of a PDF is 7 characters",
@@ -120,7 +123,7 @@ def test_a_page_that_takes_too_long_is_interrupted(papers, tmp_path, monkeypatch
     page = " ".join(["(an anchor and a kite) Tj 0 -14 Td"] * 100_000)
     (papers / "bomb.pdf").write_bytes(make_pdf("On anchors", f") Tj {page} (", "after it"))
     monkeypatch.setattr(
-        pdf, "MAX_PDF_SECONDS", 5.0
+        pdf, "MAX_DOCUMENT_SECONDS", 5.0
     )  # the first page takes .01 s, the second half a minute
     assert (
         main(["index", "create", "t.index", "--pool", str(papers), "--encoder", "text:wordllama"])
@@ -137,9 +140,9 @@ def test_a_file_of_which_no_page_can_be_read_in_time_is_left_out(papers, monkeyp
             time.sleep(0.001)
 
     began = time.monotonic()
-    pdf._run_with_timeout(read_for_ever, 0.1)
+    limits.run_with_timeout(read_for_ever, 0.1)
     assert time.monotonic() - began < 30
-    monkeypatch.setattr(pdf, "_run_with_timeout", lambda work, seconds: None)
+    monkeypatch.setattr(pdf, "run_with_timeout", lambda work, seconds: False)
     scan = read_folder(papers)
     assert not scan.candidates
     assert scan.problems[0].reason.startswith(
