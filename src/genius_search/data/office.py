@@ -34,7 +34,7 @@ CHUNK_BYTES: Final = 1 << 16
 """Number of bytes that are unpacked and parsed together."""
 _ENCRYPTED: Final = 0x1
 """Flag of an encrypted entry of an archive."""
-_META_FIELDS: Final = {
+_PROPERTY_FIELDS: Final = {
     "title": "title",
     "creator": "author",
     "keywords": "keywords",
@@ -124,7 +124,7 @@ class _FieldTarget:
 
     def start(self, tag: str, _: Mapping[str, str]) -> None:
         """Note the name of an element."""
-        self._name = _META_FIELDS.get(_local_name(tag))
+        self._name = _PROPERTY_FIELDS.get(_local_name(tag))
         if self._name is not None:
             self.values.setdefault(self._name, []).append("")
 
