@@ -26,6 +26,7 @@ from pathspec import GitIgnoreSpec
 from genius_search.data.captions import Caption, Problem
 from genius_search.data.documents import read_document
 from genius_search.data.images import is_image_file, require_file
+from genius_search.data.raw_photos import raw_twins
 from genius_search.data.sidecars import match_side_cars, read_side_cars
 from genius_search.data.source_code import GENERATED_FILES
 from genius_search.data.tables import is_caption_table, read_caption_tables
@@ -185,7 +186,7 @@ def _scan(
     side_cars = match_side_cars(files)  # of each picture
     table_problems = problems if captions else []
     table_captions, tables = read_caption_tables(files, side_cars, table_problems)
-    not_candidates = tables.union(*side_cars.values())
+    not_candidates = tables.union(*side_cars.values(), raw_twins(files, side_cars))
     candidates: list[Candidate] = []
     for path in files:
         if path in not_candidates:

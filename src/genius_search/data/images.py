@@ -22,6 +22,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError, fe
 from PIL.JpegImagePlugin import JpegImageFile
 
 from genius_search.border import as_path
+from genius_search.data.raw_photos import RAW_SUFFIXES, find_preview, is_raw_photo, with_tags
 from genius_search.errors import BadImage
 from genius_search.forks import free_in_children
 
@@ -79,6 +80,7 @@ _DECODER_COPIES: Final = {"WEBP": 2, "AVIF": 2}
 
 IMAGE_SUFFIXES: Final = frozenset(
     {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+    | RAW_SUFFIXES
     | ({".avif"} if "AVIF" in FORMATS else set())
     | (HEIF_SUFFIXES if "HEIF" in FORMATS else set())
 )
@@ -224,6 +226,8 @@ def open_header(
     """
     if isinstance(source, Path):
         require_file(source)
+        if is_raw_photo(source):
+            source = read_raw_preview(source)
     try:
         if isinstance(source, Image.Image):
             yield source
@@ -250,6 +254,19 @@ def open_header(
         raise BadImage(
             path, f"is damaged or unreadable: {reason or type(error).__name__}"
         ) from None
+
+
+def read_raw_preview(path: Path) -> bytes:
+    """Return the preview of a raw photo as JPEG, with the orientation and place of the photo.
+
+    Raises
+    ------
+    BadImage
+        The file cannot be read, or has no preview.
+    """
+    preview = find_preview(path)
+    with without_warnings():
+        return with_tags(preview)
 
 
 def _decode(

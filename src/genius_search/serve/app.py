@@ -25,7 +25,8 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from genius_search import __version__
-from genius_search.data.images import encode_jpeg, image_type, open_image
+from genius_search.data.images import encode_jpeg, image_type, open_image, read_raw_preview
+from genius_search.data.raw_photos import is_raw_photo
 from genius_search.errors import BadImage, GeniusError
 from genius_search.index.index import Index, current_state
 from genius_search.serve import items, schemas
@@ -246,9 +247,11 @@ def draw_thumbnail(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
 
 @router.get("/v1/items/original", response_class=FileResponse)
 def get_original(request: Request, served: NamedIndex, item_id: IdQuery) -> Response:
-    """Return the original file of a picture, including its EXIF data."""
+    """Return the original file of a picture, including its EXIF data; of a raw photo, its preview."""
     path = picture_of(request, served, item_id)
     try:
+        if is_raw_photo(path):
+            return Response(read_raw_preview(path), media_type="image/jpeg")
         media_type = image_type(path)
     except BadImage:
         raise Problem(404, UNREADABLE_PICTURE) from None
