@@ -46,6 +46,10 @@ again."""
 MAX_GROUPED_HITS: Final = 10_000
 MAX_FACET_VALUES: Final = 100
 """Maximum number of values that are counted for a field, the most frequent first."""
+PERIODS: Final = {"year": 4, "month": 7, "day": 10}
+"""Name of a period -> number of characters of a time that name it: 7 of ``2024-05-01T12:00``."""
+MAX_PERIODS: Final = 2_400
+"""Maximum number of periods that are counted for a field, the newest first."""
 NEAR: Final = "near"
 NEAR_COSINE: Final = 0.98
 """Least cosine of near-duplicates."""
@@ -81,7 +85,13 @@ def search_arranged(searcher: SnapshotSearcher, request: SearchRequest) -> Hits:
 def _count_values(
     snapshot: Snapshot, request: SearchRequest, name: str, masks: Masks
 ) -> list[FacetValue]:
-    """Return the most frequent values of a field among the items of the masks."""
+    """Return the most frequent values of a field among the items of the masks.
+
+    The name may end with a period: ``taken:month`` counts months, the newest first.
+    """
+    field_name, _, period = name.rpartition(":")
+    if field_name and period in PERIODS:
+        return _count_periods(snapshot, request, field_name, PERIODS[period], masks)
     field = find_field(snapshot, name, option="facets")
     totals = Counter[Value]()
     for segment, mask in zip(snapshot.segments, masks, strict=True):
@@ -93,6 +103,31 @@ def _count_values(
         MAX_FACET_VALUES, totals.items(), key=lambda entry: (-entry[1], sort_key(entry[0]))
     )
     return [FacetValue(as_shown(field, value), count) for value, count in most_frequent]
+
+
+def _count_periods(
+    snapshot: Snapshot, request: SearchRequest, name: str, length: int, masks: Masks
+) -> list[FacetValue]:
+    """Return the newest periods of a field of times, with the number of items of the masks.
+
+    A time begins with its period: the month of ``b"T2024-05-01T12:00"`` is ``2024-05``.
+    """
+    field = find_field(snapshot, name, option="facets")
+    totals = Counter[str]()
+    for segment, mask in zip(snapshot.segments, masks, strict=True):
+        column = read_column(segment.items, field, deadline=request.deadline)
+        # Times are the last values, since bytes come after numbers and texts.
+        times = [value.startswith(b"T") for value in column.values if isinstance(value, bytes)]
+        first_time = len(column.values) - sum(times)
+        texts = [bytes(value)[1 : length + 1].decode() for value in column.values[first_time:]]
+        periods, period_of_time = np.unique(texts, return_inverse=True)
+        is_counted = mask[column.rows] & (column.codes >= first_time)
+        times_of_items = column.codes[is_counted] - first_time
+        pairs = np.stack([column.rows[is_counted], period_of_time[times_of_items]])
+        counts = np.bincount(np.unique(pairs, axis=1)[1], minlength=len(periods))
+        totals.update(dict(zip(periods.tolist(), counts.tolist(), strict=True)))
+    newest = sorted(totals.items(), reverse=True)[:MAX_PERIODS]
+    return [FacetValue(period, count) for period, count in newest if count]
 
 
 class _Order:

@@ -81,6 +81,17 @@ def test_only_the_first_hundred_are_sorted_without_a_least_score(tmp_path):
     assert [hit.id for hit in hits] == sorted((hit.id for hit in first), key=int)
 
 
+def test_periods_are_counted_the_newest_first(index):
+    facets = index.search(facets=["taken:month", "taken:year", "taken:day"]).facets
+    assert facets["taken:month"] == [("2024-05", 2)]
+    assert facets["taken:day"] == [("2024-05-01", 2)]
+    assert index.search(facets="taken:year", where="brand=bata").facets == {"taken:year": []}
+    assert index.search(facets="price:year", k=1).facets == {"price:year": []}
+    index.update("f", fields={"taken": ["2025-01-02", "2025-01-03", "2023-12"]})
+    facets = index.search(facets="taken:year").facets
+    assert facets["taken:year"] == [("2025", 1), ("2024", 2), ("2023", 1)]
+
+
 def test_values_are_counted_among_all_items_that_the_conditions_allow(index):
     facets = index.search(vector=VECTORS[0], k=1, facets=["brand", "tags", "price"]).facets
     assert facets["brand"] == [("acme", 3), ("bata", 2), ("Cord", 1)]
