@@ -48,11 +48,11 @@ def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
         page.wait_for_load_state("networkidle")
         assert (view, serious(page)) == (view, [])
     page.goto(f"{server.address}/?q=a+leaf")
-    for panel in ("Filters", "Settings"):
+    for panel in ("Filters", "Expert"):
         page.get_by_role("button", name=panel).click()
         assert (panel, serious(page)) == (panel, [])
     page.locator(".card .open").first.click()
-    page.get_by_role("dialog").get_by_text("Details").click()
+    page.get_by_role("dialog").get_by_text("Expert").click()
     expect(
         page.get_by_role("dialog").get_by_role("heading", name="Path through the codes")
     ).to_be_visible()

@@ -1,8 +1,6 @@
 // Calls to the server. Each call sends the API key, and each failure becomes a Problem. This module
 // also loads the pictures of items, and prepares pictures of the user for sending.
 
-import { h } from "./elements.js";
-
 const MAX_CACHED_PICTURES = 400;
 const LARGE_BYTES = 1_500_000; // larger pictures are shrunk before a search
 const MAX_SIDE = 1024; // of a shrunk picture, in pixels
@@ -114,26 +112,18 @@ async function problem(response) {
   );
 }
 
-/**
- * Create the picture of an item. An <img> cannot send a key, so with a key, the bytes are fetched
- * and shown as a blob.
- */
-export function picture(path, alt, size = 256) {
-  const image = h("img", { alt, loading: "lazy", decoding: "async", draggable: "false" });
-  const failed = () =>
-    image.replaceWith(h("span", { class: "gone" }, "The picture cannot be shown"));
-  image.addEventListener("error", failed);
+/** Return the address of a picture of the service with its longer side at most `size` pixels. */
+export function pictureAddress(path, size) {
   const address = new URL(path.replace(/^\//, ""), document.baseURI);
-  address.searchParams.set("size", size);
-  if (key.get()) withKey(address).then((url) => (image.src = url), failed);
-  else image.src = address;
-  return image;
+  if (size) address.searchParams.set("size", size);
+  return address.href;
 }
 
-function withKey(address) {
-  const name = address.href;
+/** Fetch a file of the service with the key; return the address of its blob. */
+export function pictureUrl(path, size) {
+  const name = pictureAddress(path, size);
   if (!fetched.has(name)) {
-    const url = call(address.href).then(async (response) => URL.createObjectURL(await response.blob()));
+    const url = call(name).then(async (response) => URL.createObjectURL(await response.blob()));
     url.catch(() => fetched.delete(name));
     fetched.set(name, url);
     if (fetched.size > MAX_CACHED_PICTURES) {
@@ -155,10 +145,9 @@ export async function ready(file, { shrink }) {
   const bitmap = await createImageBitmap(file).catch(() => null);
   if (!bitmap) return file; // the server explains why it cannot be read
   const scale = isLarge ? Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height)) : 1;
-  const canvas = h("canvas", {
-    width: Math.round(bitmap.width * scale),
-    height: Math.round(bitmap.height * scale),
-  });
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.round(bitmap.width * scale);
+  canvas.height = Math.round(bitmap.height * scale);
   canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
   return new Promise((resolve) =>
     canvas.toBlob((blob) => resolve(blob ?? file), "image/jpeg", 0.92),

@@ -1,82 +1,109 @@
-// Helpers to create elements, show messages, and format numbers and names.
+// Components that several parts of the page use, and how numbers, dates and names are written.
 
-export const byId = (id) => document.getElementById(id);
+import { key, pictureAddress, pictureUrl } from "./api.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
+import { chosen, dateField } from "./state.js";
+
+/** Draw an icon from a symbol of index.html. */
+export const Icon = ({ name }) =>
+  html`<svg aria-hidden="true"><use href=${`#i-${name}`} /></svg>`;
+
+/** A button with an icon alone, which `label` names. */
+export const IconButton = ({ name, label, ...attributes }) => html`
+  <button type="button" class="icon" aria-label=${label} title=${label} ...${attributes}>
+    <${Icon} name=${name} />
+  </button>
+`;
+
+/** A modal dialog. Esc, its button and a click outside close it; the focus returns to its opener. */
+export function Modal({ label, onClose, children, ...attributes }) {
+  const dialog = useRef(null);
+  const close = useRef(onClose);
+  close.current = onClose;
+  useLayoutEffect(() => {
+    const element = dialog.current;
+    const closed = () => close.current(element.returnValue);
+    element.addEventListener("close", closed);
+    element.showModal();
+    return () => {
+      element.removeEventListener("close", closed);
+      element.close();
+    };
+  }, []);
+  return html`
+    <dialog
+      ref=${dialog}
+      aria-label=${label}
+      onClick=${(event) => event.target === dialog.current && dialog.current.close()}
+      ...${attributes}
+    >
+      <button
+        type="button"
+        class="icon close"
+        aria-label="Close"
+        onClick=${() => dialog.current.close()}
+      >
+        <${Icon} name="close" />
+      </button>
+      ${children}
+    </dialog>
+  `;
+}
+
+/** The picture of an item. An <img> cannot send a key, so with a key its bytes are fetched. */
+export function Picture({ path, alt = "", size = 512, onLoad }) {
+  const [url, setUrl] = useState(null);
+  const [isGone, setGone] = useState(false);
+  const hasKey = Boolean(key.get());
+  useEffect(() => {
+    let isCurrent = true;
+    const whileCurrent = (act) => (value) => isCurrent && act(value);
+    setGone(false);
+    if (hasKey)
+      pictureUrl(path, size).then(
+        whileCurrent(setUrl),
+        whileCurrent(() => setGone(true)),
+      );
+    return () => (isCurrent = false);
+  }, [path, size, hasKey]);
+  if (isGone) return html`<span class="gone">The picture cannot be shown</span>`;
+  return html`<img
+    src=${hasKey ? url : pictureAddress(path, size)}
+    alt=${alt}
+    loading="lazy"
+    decoding="async"
+    draggable=${false}
+    onLoad=${(event) => onLoad?.(event.target)}
+    onError=${() => setGone(true)}
+  />`;
+}
 
 /**
- * Create an element with attributes, listeners (`onclick`) and children. Children that are null or
- * false are left out. Texts are inserted as text nodes, so the text of an item cannot inject HTML.
+ * Load a value again whenever the name of the request changes; null requests nothing. The last value
+ * stays until the next one has arrived.
  */
-export function h(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name === "value" || name === "checked" || name === "disabled") element[name] = value;
-    else if (name.startsWith("--")) element.style.setProperty(name, value);
-    else element.setAttribute(name, value === true ? "" : value);
-  }
-  element.append(
-    ...children.flat().filter((child) => child !== null && child !== undefined && child !== false),
-  );
-  return element;
-}
-
-/** Create an icon from a symbol of index.html. */
-export function icon(name) {
-  const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  picture.setAttribute("aria-hidden", "true");
-  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
-  use.setAttribute("href", `#i-${name}`);
-  picture.append(use);
-  return picture;
-}
-
-/**
- * Show a modal dialog, which Esc, its button or a click outside closes. The focus then returns to
- * where it was.
- */
-export function modal(label, attributes, ...children) {
-  const opener = document.activeElement;
-  const dialog = h(
-    "dialog",
-    { "aria-label": label, ...attributes },
-    h(
-      "button",
-      { type: "button", class: "icon close", "aria-label": "Close", onclick: () => dialog.close() },
-      icon("close"),
-    ),
-    ...children,
-  );
-  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-  dialog.addEventListener("close", () => {
-    dialog.remove();
-    if (opener?.isConnected) opener.focus();
-  });
-  document.body.append(dialog);
-  dialog.showModal();
-  return dialog;
-}
-
-/** Call a function with files that are dropped on the page or pasted. */
-export function onFiles(take) {
-  const receive = (transfer, event) => {
-    const files = [...(transfer?.files ?? [])];
-    if (files.length) (event.preventDefault(), take(files));
+export function useRequest(name, load) {
+  const [answer, setAnswer] = useState({ name: null });
+  useEffect(() => {
+    if (name === null || answer.name === name) return undefined;
+    const controller = new AbortController();
+    const { signal } = controller; // an older response must not replace a newer one
+    load(signal).then(
+      (value) => signal.aborted || setAnswer({ name, value }),
+      (problem) => {
+        if (signal.aborted) return;
+        if (problem.status === undefined) throw problem; // a bug of this page, for the console
+        setAnswer({ name, problem });
+      },
+    );
+    return () => controller.abort();
+  }, [name, answer.name]);
+  return {
+    value: answer.value,
+    problem: answer.name === name ? answer.problem : undefined,
+    isBusy: name !== null && answer.name !== name,
+    again: () => setAnswer({ name: null, value: answer.value }),
   };
-  const hover = (event, isOver) =>
-    document.body.classList.toggle("over", isOver && event.dataTransfer.types.includes("Files"));
-  document.addEventListener("paste", (event) => receive(event.clipboardData, event));
-  document.addEventListener("dragover", (event) => hover(event, true) && event.preventDefault());
-  document.addEventListener("dragleave", (event) => event.relatedTarget || hover(event, false));
-  document.addEventListener(
-    "drop",
-    (event) => (hover(event, false), receive(event.dataTransfer, event)),
-  );
-}
-
-/** Announce a text to screen readers. */
-export function say(text) {
-  byId("status").textContent = text;
 }
 
 const REMEDIES = {
@@ -86,32 +113,33 @@ const REMEDIES = {
   422: "Change the input and try again.",
   429: "The request will be repeated automatically.",
   500: "This is an error of the server; see its log.",
-  504: "A narrower beam is faster; see Settings.",
+  504: "Fewer filters, or a narrower beam under Expert, are faster.",
 };
 
 /**
- * Show a problem and its remedy. `again` repeats the failed action, automatically if the server
- * sent Retry-After.
+ * A problem and its remedy. `again` repeats the failed action, automatically if the server sent
+ * Retry-After.
  */
-export function tell(problem, again = null, place = byId("notice")) {
-  if (problem.name === "AbortError") return;
-  if (problem.status === undefined) throw problem; // a bug of this page, for the console
-  const retry =
-    again &&
-    h("button", { type: "button", onclick: () => (place.replaceChildren(), again()) }, "Try again");
+export function ProblemNotice({ problem, again }) {
+  useEffect(() => {
+    if (!again || !problem.retryAfter) return undefined;
+    const timer = setTimeout(again, 1000 * problem.retryAfter);
+    return () => clearTimeout(timer);
+  }, [problem]);
   const message = /[.!?]$/.test(problem.message) ? problem.message : `${problem.message}.`;
-  place.replaceChildren(
-    h(
-      "div",
-      { class: "notice", role: "alert" },
-      h("strong", {}, problem.title),
-      h("p", {}, `${message} ${REMEDIES[problem.status] ?? ""}`),
-      retry && h("p", { class: "actions" }, retry),
-      problem.requestId && h("p", { class: "fine" }, `Request ${problem.requestId}`),
-    ),
-  );
-  if (retry && problem.retryAfter)
-    setTimeout(() => retry.isConnected && retry.click(), 1000 * problem.retryAfter);
+  return html`
+    <div class="notice" role="alert">
+      <strong>${problem.title}</strong>
+      <p>${message} ${REMEDIES[problem.status] ?? ""}</p>
+      ${again && html`<p class="actions"><button type="button" onClick=${again}>Try again</button></p>`}
+      ${problem.requestId && html`<p class="fine">Request ${problem.requestId}</p>`}
+    </div>
+  `;
+}
+
+/** Announce a text to screen readers. */
+export function say(text) {
+  document.getElementById("status").textContent = text;
 }
 
 const whole = new Intl.NumberFormat("en");
@@ -127,10 +155,32 @@ export function percent(share) {
   return `${Math.round(share * 100)}\u00a0%`;
 }
 
+const day = new Intl.DateTimeFormat("en", { dateStyle: "medium", timeZone: "UTC" });
+const month = new Intl.DateTimeFormat("en", { month: "long", year: "numeric", timeZone: "UTC" });
+
+/** Return the month of an item, such as 2024-05; an empty text without a date. */
+export const monthOf = (item) =>
+  /^\d{4}-\d\d/.exec(item.fields?.[dateField()] ?? "")?.[0] ?? "";
+export const monthName = (text) => month.format(new Date(`${text}-01T00:00Z`));
+
+/** Return the date of an item for people; an empty text without one. */
+export function dateOf(item) {
+  const value = String(item.fields?.[dateField()] ?? "");
+  const [date] = /^\d{4}-\d\d-\d\d/.exec(value) ?? [];
+  return date ? day.format(new Date(`${date}T00:00Z`)) : value;
+}
+
 const SINGULAR = { image: "Picture", text: "Text", "image-text": "Picture and text" };
 const PLURAL = { image: "Pictures", text: "Texts", "image-text": "Picture and text" };
 export const modalityName = (modality) => SINGULAR[modality] ?? modality;
 export const modalityNames = (modality) => PLURAL[modality] ?? modality;
+
+/** Return the path of the original file of an item on the server. */
+export const originalPath = (item) =>
+  `v1/items/original?${new URLSearchParams({ index: chosen().name, id: item.id })}`;
+
+/** Return the last part of an id, which is the name of a file in a folder. */
+export const fileName = (item) => item.id.split("/").at(-1);
 
 /** Return a name for an item where its picture is not shown. */
 export function itemName(item) {

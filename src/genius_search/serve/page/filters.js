@@ -1,8 +1,10 @@
-// The panel of filters: one row for each condition on a field, in the syntax of `genius search
-// --where`.
+// The panel of filters: values to click with their counts, and conditions on fields, in the syntax
+// of `genius search --where`.
 
-import { byId, h, icon } from "./elements.js";
-import { chosen, current } from "./state.js";
+import { ask } from "./api.js";
+import { count, IconButton, useRequest } from "./elements.js";
+import { html, useEffect, useRef, useState } from "./preact.js";
+import { chosen, current, currentEdition, dateField } from "./state.js";
 
 const BUILT_IN_FIELDS = ["text", "id"];
 const OPERATORS = [
@@ -20,144 +22,258 @@ const OPERATORS = [
 const CONDITION =
   /^\s*((?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+)(?:\.(?:"[^"]*"|'[^']*'|[^\s.=!<>~"',]+))*)\s*(!=|!~|<=|>=|=|<|>|~|in(?=[\s"']))\s*([^]*)$/;
 const TYPING_MS = 250;
-let typing = 0;
+const UNCOUNTED_FIELDS = ["name", "title", "latitude", "longitude"];
+const MAX_COUNTED_FIELDS = 18; // of the 20 that the service counts in one search
+const FEW_VALUES = 8;
+const MAX_VALUES = 100; // that the service counts
 
-/** Draw the panel, unless the user is editing a condition that has not been applied yet. */
-export function filtersPanel(panel, state, search) {
-  if (
-    panel.contains(document.activeElement) &&
-    document.activeElement.matches("input, select") &&
-    readConditions(panel).join("\n") === state.where.join("\n")
-  )
-    return;
-  const apply = () => {
-    for (const row of panel.querySelectorAll(".condition"))
-      row.classList.toggle("unfinished", !row.querySelector(".value").value.trim());
-    const where = readConditions(panel);
-    const match = panel.querySelector("#match").value.trim();
-    const now = current();
-    if (where.join("\n") === now.where.join("\n") && match === now.match) return;
-    search(
-      { where, match },
-      { replace: where.length === now.where.length && Boolean(match) === Boolean(now.match) },
+export function FiltersPanel({ state, search }) {
+  const isAnySet = state.where.length > 0 || state.match;
+  const timer = useRef(0);
+  const match = useRef(null);
+  useEffect(() => {
+    if (document.activeElement !== match.current) match.current.value = state.match;
+  }, [state.match]);
+  const applyMatch = () => {
+    clearTimeout(timer.current);
+    const words = match.current?.value.trim() ?? current().match;
+    if (words !== current().match)
+      search({ match: words }, { replace: Boolean(words) === Boolean(current().match) });
+  };
+  const typed = () => {
+    clearTimeout(timer.current);
+    timer.current = setTimeout(applyMatch, TYPING_MS);
+  };
+  return html`
+    <${Values} state=${state} search=${search} />
+    <${Conditions} state=${state} search=${search} />
+    <div class="row">
+      <label for="match">Words in the text</label>
+      <input
+        id="match"
+        ref=${match}
+        type="text"
+        maxlength="500"
+        placeholder='words, "a phrase", begin*, -without'
+        onInput=${typed}
+        onChange=${applyMatch}
+      />
+      ${isAnySet &&
+      html`<button type="button" onClick=${() => search({ where: [], match: "" })}>
+        Remove all filters
+      </button>`}
+    </div>
+    ${chosen().fields.length === 0 &&
+    html`<p class="fine">The items of this index have no fields.</p>`}
+  `;
+}
+
+/** Fields with their most frequent values. A click on a value narrows the hits to it. */
+function Values({ state, search }) {
+  const fields = chosen()
+    .fields.filter((name) => !UNCOUNTED_FIELDS.includes(name))
+    .slice(0, MAX_COUNTED_FIELDS);
+  const name = JSON.stringify([
+    chosen().name,
+    state.where,
+    state.match,
+    state.modality,
+    currentEdition(),
+  ]);
+  const { value } = useRequest(fields.length ? name : null, (signal) =>
+    countValues(state, fields, signal),
+  );
+  const isWorthShowing = ({ field, values }) =>
+    chosenValues(state.where, field).length > 0 ||
+    (values.length > 0 && values.length < MAX_VALUES && values[0].items > 1);
+  return (value ?? [])
+    .filter(isWorthShowing)
+    .map(
+      (facet) =>
+        html`<${ValuesOfField} key=${facet.field} ...${facet} where=${state.where} search=${search} />`,
     );
+}
+
+/**
+ * Count the values of fields. The values of a field are counted without the condition on it, so that
+ * a further one can be chosen: one search for each field with a condition, and one for the others.
+ */
+async function countValues(state, fields, signal) {
+  const date = dateField();
+  const facetOf = (field) => (field === date ? `${field}:year` : field);
+  const common = { k: 1, fields: [], match: state.match || undefined };
+  if (state.modality) common.modality = state.modality;
+  const narrowed = fields.filter((field) => chosenValues(state.where, field).length);
+  const others = fields.filter((field) => !narrowed.includes(field));
+  const searches = narrowed.map((field) => ({
+    ...common,
+    where: state.where.filter((condition) => valuesOf(condition, field) === null),
+    facets: [facetOf(field)],
+  }));
+  if (others.length)
+    searches.push({ ...common, where: state.where, facets: others.map(facetOf) });
+  const json = { index: chosen().name, searches };
+  const { results } = await ask("v1/search", { method: "POST", json, signal });
+  const facets = Object.assign({}, ...results.map((result) => result.facets));
+  return fields.map((field) => ({ field, values: facets[facetOf(field)] }));
+}
+
+function ValuesOfField({ field, values, where, search }) {
+  const [isLong, setLong] = useState(false);
+  const selected = chosenValues(where, field);
+  const toggle = (value) => {
+    const others = where.filter((condition) => valuesOf(condition, field) === null);
+    const changed = selected.includes(value)
+      ? selected.filter((other) => other !== value)
+      : [...selected, value];
+    const how = changed.length > 1 ? "in" : "=";
+    const condition = spell({ field, how, value: changed.join(", ") }, changed);
+    search({ where: condition ? [...others, condition] : others });
   };
-  const typed = () => (clearTimeout(typing), (typing = setTimeout(apply, TYPING_MS)));
-  const rows = h(
-    "ul",
-    { class: "conditions", "aria-label": "Conditions, all of which must hold" },
-    (state.where.length ? state.where : [null]).map((condition) =>
-      conditionRow(condition, apply, typed),
-    ),
+  const shown = values.map(({ value, items }) => [String(value), items]);
+  const missing = selected.filter((value) => !shown.some(([other]) => other === value));
+  const all = [...shown, ...missing.map((value) => [value, 0])];
+  const visible = all.filter(
+    ([value], rank) => isLong || rank < FEW_VALUES || selected.includes(value),
   );
-  const match = h("input", {
-    id: "match",
-    type: "text",
-    maxlength: 500,
-    value: state.match,
-    placeholder: 'words, "a phrase", begin*, -without',
-    onchange: apply,
-    oninput: typed,
-  });
+  return html`
+    <div class="values" role="group" aria-label=${field}>
+      <h3>${field}</h3>
+      ${visible.map(
+        ([value, number]) => html`
+          <button
+            type="button"
+            key=${value}
+            aria-pressed=${selected.includes(value) ? "true" : "false"}
+            onClick=${() => toggle(value)}
+          >
+            ${value} <small>${count(number)}</small>
+          </button>
+        `,
+      )}
+      ${all.length > visible.length &&
+      html`<button type="button" class="quiet" onClick=${() => setLong(true)}>
+        ${count(all.length - visible.length)} more
+      </button>`}
+    </div>
+  `;
+}
+
+/** Rows for the conditions. A row without a value is not applied yet. */
+function Conditions({ state, search }) {
+  const [rows, setRows] = useState([]);
+  const timer = useRef(0);
+  const list = useRef(null);
+  const applied = rows.map((row) => spell(row)).filter(Boolean);
+  useEffect(() => {
+    if (state.where.join("\n") === applied.join("\n") && rows.length) return;
+    setRows(state.where.length ? state.where.map(parse) : [{ field: "", how: "=", value: "" }]);
+  }, [state.where]);
+  const apply = (changed) => {
+    clearTimeout(timer.current);
+    const where = changed.map((row) => spell(row)).filter(Boolean);
+    if (where.join("\n") !== current().where.join("\n"))
+      search({ where }, { replace: where.length === current().where.length });
+  };
+  const change = (number, changes, isTyped) => {
+    const changed = rows.map((row, place) => (place === number ? { ...row, ...changes } : row));
+    setRows(changed);
+    clearTimeout(timer.current);
+    if (isTyped) timer.current = setTimeout(() => apply(changed), TYPING_MS);
+    else apply(changed);
+  };
+  const remove = (number) => {
+    const changed = rows.filter((_, place) => place !== number);
+    setRows(changed);
+    apply(changed);
+    document.getElementById("add-condition").focus();
+  };
   const add = () => {
-    const row = conditionRow(null, apply, typed);
-    rows.append(row);
-    row.querySelector("select").focus();
+    setRows([...rows, { field: "", how: "=", value: "" }]);
+    setTimeout(() => list.current.querySelector("li:last-child select").focus());
   };
-  panel.replaceChildren(
-    rows,
-    h(
-      "div",
-      { class: "row" },
-      h(
-        "button",
-        { type: "button", id: "add-condition", onclick: add },
-        icon("plus"),
-        "Add condition",
-      ),
-      state.where.length > 1 || (state.where.length && state.match)
-        ? h(
-            "button",
-            { type: "button", onclick: () => search({ where: [], match: "" }) },
-            "Remove all",
-          )
-        : "",
-    ),
-    h("div", { class: "row" }, h("label", { for: "match" }, "Words in the text"), match),
-    chosen().fields.length
-      ? ""
-      : h("p", { class: "fine" }, "The items of this index have no fields."),
-  );
+  return html`
+    <ul class="conditions" ref=${list} aria-label="Conditions, all of which must hold">
+      ${rows.map(
+        (row, number) => html`
+          <${ConditionRow}
+            key=${number}
+            row=${row}
+            onChange=${(changes, isTyped) => change(number, changes, isTyped)}
+            onRemove=${() => remove(number)}
+          />
+        `,
+      )}
+    </ul>
+    <div class="row">
+      <button type="button" id="add-condition" onClick=${add}>Add condition</button>
+    </div>
+  `;
 }
 
-function conditionRow(condition, apply, typed) {
-  const [, name = "", operator = "", raw = ""] = CONDITION.exec(condition ?? "") ?? [];
+function ConditionRow({ row, onChange, onRemove }) {
   const fields = [...chosen().fields, ...BUILT_IN_FIELDS];
-  if (name && !fields.includes(name)) fields.push(name);
-  const field = h(
-    "select",
-    { "aria-label": "Field", class: "field" },
-    fields.map((name) => h("option", { value: name }, name.replaceAll(/["']/g, ""))),
-  );
-  field.value = name || fields[0];
-  const how = h(
-    "select",
-    { "aria-label": "Comparison", class: "how" },
-    OPERATORS.map(([sign, words]) => h("option", { value: sign }, words)),
-  );
-  how.value = operator || "=";
-  const value = h("input", {
-    type: "text",
-    "aria-label": "Value",
-    class: "value",
-    value: unquoted(raw, operator),
-    placeholder: "value",
-    maxlength: 400,
-    onchange: apply,
-    oninput: typed,
-  });
-  field.addEventListener("change", apply);
-  how.addEventListener("change", apply);
-  const row = h("li", { class: "condition" }, field, how, value);
-  const remove = () => {
-    row.remove();
-    apply();
-    byId("add-condition")?.focus();
-  };
-  row.append(
-    h(
-      "button",
-      { type: "button", class: "icon", "aria-label": "Remove this condition", onclick: remove },
-      icon("close"),
-    ),
-  );
-  return row;
+  if (row.field && !fields.includes(row.field)) fields.push(row.field);
+  const bare = (name) => name.replaceAll(/["']/g, "");
+  return html`
+    <li class=${row.value.trim() ? "condition" : "condition unfinished"}>
+      <select
+        aria-label="Field"
+        class="field"
+        value=${row.field || fields[0]}
+        onChange=${({ target }) => onChange({ field: target.value }, false)}
+      >
+        ${fields.map((name) => html`<option key=${name} value=${name}>${bare(name)}</option>`)}
+      </select>
+      <select
+        aria-label="Comparison"
+        class="how"
+        value=${row.how}
+        onChange=${({ target }) => onChange({ how: target.value }, false)}
+      >
+        ${OPERATORS.map(([sign, words]) => html`<option key=${sign} value=${sign}>${words}</option>`)}
+      </select>
+      <input
+        type="text"
+        aria-label="Value"
+        class="value"
+        value=${row.value}
+        placeholder="value"
+        maxlength="400"
+        onInput=${({ target }) => onChange({ value: target.value }, true)}
+        onChange=${({ target }) => onChange({ value: target.value }, false)}
+      />
+      <${IconButton} name="close" label="Remove this condition" onClick=${onRemove} />
+    </li>
+  `;
 }
 
-/** Return the complete conditions of the panel as texts. */
-function readConditions(panel) {
-  return [...panel.querySelectorAll(".condition")]
-    .map((row) =>
-      spell(
-        row.querySelector(".field").value,
-        row.querySelector(".how").value,
-        row.querySelector(".value").value.trim(),
-      ),
-    )
-    .filter(Boolean);
+/** Parse a condition into a field, an operator, and a value without quotes. */
+function parse(condition) {
+  const [, field = "", how = "=", raw = ""] = CONDITION.exec(condition) ?? [];
+  const values = how === "in" ? raw.match(/"[^"]*"|'[^']*'|[^,]+/g) ?? [] : [raw];
+  return { field, how, value: values.map(unquoted).join(", ") };
 }
 
-function spell(name, how, typed) {
-  if (!typed) return null;
-  if (how === "in")
-    return `${name} in ${typed
-      .split(",")
-      .map((value) => value.trim())
-      .filter(Boolean)
-      .map(quoted)
-      .join(",")}`;
-  return `${name}${how}${quoted(typed)}`;
+/** Return a condition as text, or null if its value is empty. `in` takes several values. */
+function spell({ field, how, value }, values = value.split(",")) {
+  const name = field || chosen().fields[0] || BUILT_IN_FIELDS[0];
+  if (!value.trim()) return null;
+  if (how !== "in") return `${name}${how}${quoted(value.trim())}`;
+  return `${name} in ${values.map((text) => text.trim()).filter(Boolean).map(quoted).join(",")}`;
 }
+
+/** Return the values that a condition demands of a field; null for any other condition. */
+function valuesOf(condition, field) {
+  const [, name, how, raw] = CONDITION.exec(condition) ?? [];
+  if (name !== field || !(how === "=" || how === "in")) return null;
+  return how === "=" ? [unquoted(raw)] : raw.match(/"[^"]*"|'[^']*'|[^,]+/g).map(unquoted);
+}
+
+const chosenValues = (where, field) =>
+  where.flatMap((condition) => valuesOf(condition, field) ?? []);
+
+const unquoted = (text) => text.trim().replace(/^(["'])([^]*)\1$/, "$2");
 
 /** Quote a value that contains spaces or signs, as conditions require. */
 const quoted = (text) =>
@@ -166,9 +282,3 @@ const quoted = (text) =>
     : text.includes('"')
       ? `'${text.replaceAll("'", "’")}'`
       : `"${text}"`;
-
-function unquoted(raw, operator) {
-  const bare = (text) => text.trim().replace(/^(["'])([^]*)\1$/, "$2");
-  if (operator !== "in") return bare(raw);
-  return (raw.match(/"[^"]*"|'[^']*'|[^,]+/g) ?? []).map(bare).join(", ");
-}

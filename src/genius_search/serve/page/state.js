@@ -12,7 +12,11 @@ export const START = Object.freeze({
   parts: [],
   instruction: "",
   modality: "",
+  order: "", // "newest" or "oldest"; by match or, without a query, "newest" if empty
+  month: "", // where the timeline begins: 2024-05
+  stack: "", // "no" shows near-duplicates one by one
   k: 20,
+  shown: null, // number of hits after “Show more”
   beam: null,
   rerank: "",
   where: [],
@@ -20,42 +24,63 @@ export const START = Object.freeze({
   item: null,
 });
 
+const DATE_FIELDS = ["taken", "date", "created", "published", "sent", "modified", "time", "day"];
 const brought = new Map();
 let state = START;
 let indexes = [];
-let show = async () => {};
+let listed = { items: [], more: null };
+let edition = 0;
+let notice = null;
+let show = () => {};
 
-/** Set the function that shows a state. */
-export function onShow(shows) {
-  show = shows;
+/** Set the function that draws the page. */
+export function onShow(draws) {
+  show = draws;
 }
 
 export const current = () => state;
 export const allIndexes = () => indexes;
 
+/** Return the number of changes of items; a request is sent again if it has changed. */
+export const currentEdition = () => edition;
+export const itemsChanged = () => (edition += 1);
+
 /** Return the selected index. */
 export const chosen = () => indexes.find((index) => index.name === state.index) ?? indexes[0];
 
-/** Change the state and the address, and show the new state. */
+/** Return the field with the date of items, or null. */
+export const dateField = () =>
+  DATE_FIELDS.find((name) => chosen().fields.includes(name)) ?? null;
+
+/** Change the state and the address, and draw the page. */
 export function go(changes, { replace = false, opened = false } = {}) {
   const next = { ...state, ...changes };
   history[replace ? "replaceState" : "pushState"](
-    { picture: next.picture, opened },
+    { picture: next.picture, opened: opened || (replace && history.state?.opened) },
     "",
     address(next),
   );
-  return arrive(next);
+  arrive(next);
 }
 
-/** Show a state. Before the indexes are loaded, it is only stored. */
+/** Draw the page in a state. Before the indexes are loaded, it is only stored. */
 export function arrive(next) {
+  const before = state;
   state = next;
-  return indexes.length ? show(next) : Promise.resolve();
+  notice = null;
+  if (indexes.length) show(before);
 }
 
-/**
- * Close the item: go back if it was opened from this page, otherwise remove it from the address.
- */
+/** Show a problem above the page until its state changes; `again` repeats the failed action. */
+export function notify(problem, again = null) {
+  if (problem.name === "AbortError") return;
+  if (problem.status === undefined) throw problem; // a bug of this page, for the console
+  notice = { problem, again: again && (() => ((notice = null), show(state), again())) };
+  show(state);
+}
+export const currentNotice = () => notice;
+
+/** Close the viewer: go back if it was opened from this page, or remove it from the address. */
 export function closeItem() {
   if (!state.item) return;
   if (history.state?.opened) history.back();
@@ -66,6 +91,12 @@ export function closeItem() {
 export async function learnIndexes() {
   indexes = (await ask("v1/indexes")).indexes;
 }
+
+/** Store the items that are shown in their order, for the viewer; `more` loads the next ones. */
+export function list(items, more = null) {
+  listed = { items, more };
+}
+export const shownItems = () => listed;
 
 /** Store a picture until the tab is closed; return its name for entries of the history. */
 export function keepPicture(file) {
@@ -78,24 +109,34 @@ export const pictureOf = (state) => brought.get(state.picture) ?? null;
 
 export const hasQuery = (state) =>
   Boolean(state.text.trim() || pictureOf(state) || state.parts.length);
-/** Return whether there is anything to search for; filters without a query list items. */
-export const asks = (state) =>
-  hasQuery(state) || Boolean(state.where.length || state.match || state.modality);
+export const isNarrowed = (state) => Boolean(state.where.length || state.match || state.modality);
+
+/** Return the order of the hits as the service takes it; undefined for the best match first. */
+export function orderBy(state) {
+  const field = dateField();
+  if (!field || (hasQuery(state) && !state.order)) return undefined;
+  return state.order === "oldest" ? field : `-${field}`;
+}
 
 export function read(address, entry) {
   const parameters = new URLSearchParams(address.search);
   const number = (name, fallback) =>
     /^[1-9]\d{0,5}$/.test(parameters.get(name) ?? "") ? Number(parameters.get(name)) : fallback;
+  const oneOf = (name, ...values) => values.find((value) => value === parameters.get(name)) ?? "";
   return {
     ...START,
-    view: parameters.get("view") === "add" ? "add" : "search",
+    view: oneOf("view", "add") || "search",
     index: parameters.get("index"),
     text: parameters.get("q") ?? "",
     picture: entry?.picture ?? null,
     parts: parameters.getAll("part").map(readPart).filter(Boolean),
     instruction: parameters.get("instruction") ?? "",
     modality: parameters.get("find") ?? "",
+    order: oneOf("order", "newest", "oldest"),
+    month: /^(\d{4}-\d\d|none)$/.exec(parameters.get("month") ?? "")?.[0] ?? "",
+    stack: oneOf("stack", "no"),
     k: number("k", START.k),
+    shown: number("shown", null),
     beam: number("beam", null),
     rerank: parameters.get("rerank") ?? "",
     where: parameters.getAll("where"),
@@ -120,10 +161,14 @@ export function address(state) {
     add("q", state.text);
     for (const part of state.parts) parameters.append("part", `${part.weight}*${part.value}`);
     add("find", state.modality);
+    add("order", state.order);
+    add("month", state.month);
+    add("stack", state.stack);
     add("instruction", state.instruction);
     for (const condition of state.where) parameters.append("where", condition);
     add("match", state.match);
     add("k", state.k, START.k);
+    add("shown", state.shown);
     add("beam", state.beam);
     add("rerank", state.rerank);
   }
