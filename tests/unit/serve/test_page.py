@@ -41,7 +41,8 @@ def test_it_has_no_script_or_style_inside_and_makes_no_markup_from_text():
             assert not re.search(r"\beval\(|new Function|document\.write", text)
             continue
         assert not re.search(
-            r"innerHTML|dangerouslySet|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+            r"innerHTML|dangerouslySet|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function",
+            text,
         ), name
         assert set(re.findall(r"https?://[^\s\"'`<]+", text)) <= {"http://www.w3.org/2000/svg"}, (
             name
