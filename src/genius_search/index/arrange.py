@@ -117,9 +117,10 @@ def _count_periods(
     for segment, mask in zip(snapshot.segments, masks, strict=True):
         column = read_column(segment.items, field, deadline=request.deadline)
         # Times are the last values, since bytes come after numbers and texts.
-        times = [value.startswith(b"T") for value in column.values if isinstance(value, bytes)]
-        first_time = len(column.values) - sum(times)
-        texts = [bytes(value)[1 : length + 1].decode() for value in column.values[first_time:]]
+        flags_and_times = [value for value in column.values if isinstance(value, bytes)]
+        times = [value for value in flags_and_times if value.startswith(b"T")]
+        first_time = len(column.values) - len(times)
+        texts = [value[1 : length + 1].decode() for value in times]
         periods, period_of_time = np.unique(texts, return_inverse=True)
         is_counted = mask[column.rows] & (column.codes >= first_time)
         times_of_items = column.codes[is_counted] - first_time
