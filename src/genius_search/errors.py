@@ -52,6 +52,7 @@ EXTRAS: Final = {
         "models": "ftfy sentence_transformers sentencepiece transformers",
         "photos": "pillow_heif",
         "pdf": "pypdf",
+        "places": "reverse_geocode",
         "words": "model2vec wordllama",
         "cluster": "ray",
     }.items()

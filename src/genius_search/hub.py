@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,10 @@ ENCODER_FILES: Final = (
 """Patterns of the files of a pretrained encoder: settings, tokenizers, weights."""
 FILES: Final = (*ENCODER_FILES, "*.jsonl", "*.npy", "*.sqlite", "*.tsv", "*.gz", "README.md")
 """Patterns of the files to download. Pickles and programs are never downloaded."""
+QUANTIZED_FILES: Final = tuple(
+    pattern.replace("_model.onnx*", "_model_quantized.onnx") for pattern in FILES
+)
+"""Patterns of the files to download of an encoder whose graphs are in 8 bits."""
 _REPOSITORY_NAME: Final = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _CONTENT_TAG: Final = re.compile(r"\w[\w.=+-]*", re.ASCII)
@@ -66,7 +70,7 @@ def copy_checkpoint(folder: Path, target: Path) -> None:
         shutil.copyfile(file, copy)
 
 
-def pull(name: str, *, out: Path | None = None) -> Path:
+def pull(name: str, *, out: Path | None = None, files: Sequence[str] = FILES) -> Path:
     """Download the missing files of a repository, and return their folder.
 
     Parameters
@@ -76,6 +80,8 @@ def pull(name: str, *, out: Path | None = None) -> Path:
     out
         the folder to download to; by default the cache of ``huggingface_hub``, in which
         :func:`find_cached` looks the name up.
+    files
+        patterns of the files to download.
 
     Raises
     ------
@@ -99,7 +105,7 @@ def pull(name: str, *, out: Path | None = None) -> Path:
                 name.removeprefix(DATASETS),
                 repo_type=_type_of(name),
                 local_dir=out,
-                allow_patterns=list(FILES),
+                allow_patterns=list(files),
             )
         )
 
@@ -149,8 +155,14 @@ def _check_answer(response: Any) -> None:
                 )
 
 
-def find_cached(name: str) -> Path | None:
-    """Return the cached folder of a repository, or None; the network is never used."""
+def find_cached(name: str, *, files: Sequence[str] = FILES) -> Path | None:
+    """Return the cached folder of a repository, or None; the network is never used.
+
+    Parameters
+    ----------
+    files
+        patterns of the files that must be in it.
+    """
     from huggingface_hub import constants  # only this: the rest takes as long to import as a search
 
     repository = name.removeprefix(DATASETS).replace("/", "--")
@@ -164,12 +176,12 @@ def find_cached(name: str) -> Path | None:
     listing = cached / "trees" / f"{commit}.json"
     names = read_json(listing)["files"] if listing.is_file() else {}
     # An interrupted download has only some of the files that the listing names.
-    expected = {file for pattern in FILES for file in fnmatch.filter(names, pattern)}
+    expected = {file for pattern in files for file in fnmatch.filter(names, pattern)}
     is_complete = folder.is_dir() and all((folder / file).exists() for file in expected)
     return folder if is_complete else None
 
 
-def find_or_pull(name: str | Path, *, download: bool = True) -> Path:
+def find_or_pull(name: str | Path, *, download: bool = True, files: Sequence[str] = FILES) -> Path:
     """Return the folder with a path, or the cached or downloaded folder with a name on the hub.
 
     Raises
@@ -188,14 +200,14 @@ def find_or_pull(name: str | Path, *, download: bool = True) -> Path:
         raise ArtifactMissing(
             f"there is no folder {repository!r}; give a folder, or a name on the hub as owner/name"
         )
-    if (cached := find_cached(name)) is not None:
+    if (cached := find_cached(name, files=files)) is not None:
         return cached
     if not download:
         raise NetworkNeeded(
             f"there is no folder {repository}, and {name} was not downloaded from the hub; give a "
             f"folder, or download it with `genius pull {name}` or `download=True`"
         )
-    return pull(name)
+    return pull(name, files=files)
 
 
 def _type_of(name: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import shlex
 import sys
 from collections import Counter
@@ -40,7 +39,7 @@ from genius_search.cli.terminal import (
     print_text,
     to_json,
 )
-from genius_search.errors import BadData, NetworkNeeded, UsageError, need_packages, plural
+from genius_search.errors import BadData, UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.index.build import ChangeSummary
@@ -51,15 +50,6 @@ if TYPE_CHECKING:
 MAX_LISTED: Final = 5
 """Maximum number of files to list with the same problem; of more, one is named and the others are
 counted."""
-IMAGE_ENCODER: Final = "onnx:onnx-community/siglip2-base-patch16-224-ONNX"
-"""The encoder to suggest for pools with images."""
-TEXT_ENCODER: Final = "text:sentence-transformers/all-MiniLM-L6-v2"
-"""The encoder to suggest for pools of texts."""
-ENCODER_DESCRIPTIONS: Final = {
-    IMAGE_ENCODER: f"{IMAGE_ENCODER} (1,540 MB, licence Apache-2.0, English and many others)",
-    TEXT_ENCODER: f"{TEXT_ENCODER} (91 MB, licence Apache-2.0, English)",
-}
-"""Encoder -> description, with the size of the download, the licence and the languages."""
 
 
 @command
@@ -115,6 +105,8 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
         if encoder is None and self.model is None and self.pool is not None:
             require_free_folder(self.index)
             pool = open_pool(self.pool, **self.reading_options())
+            from genius_search.cli.encoders import choose_encoder
+
             encoder, download = choose_encoder(pool, download=download)
         with TerminalProgress() as progress:
             settings: dict[str, Any] = {
@@ -259,8 +251,12 @@ class Refit(WaitOption, OpenIndexOptions):
     """Fit the codebooks of an index to its current items, after it has grown.
 
     The index must have been created with an encoder. Items are not encoded again, since the stored
-    embeddings are used.
+    embeddings are used, unless another encoder is given.
     """
+
+    encoder: OptionalName = None
+    """Encode all items with another encoder, as for `genius index create`. Ids, fields, texts and
+    choices stay. Default: the encoder of the index."""
 
     levels: OptionalInt = None
     """Number of codes in an ID, one byte each. Default: unchanged."""
@@ -275,9 +271,12 @@ class Refit(WaitOption, OpenIndexOptions):
     def run(self) -> None:
         with TerminalProgress() as progress:
             progress.say(f"reading {self.index}")
-            index = self.open_index()
+            index = self.open_index(with_encoder=self.encoder is None)
             query_vectors = read_vectors(self.query_vectors)
-            index.refit(
+            num_lost = index.refit(
+                encoder=self.encoder,
+                device=self.device,
+                download=self.download,
                 levels=self.levels,
                 recall=self.recall,
                 query_vectors=query_vectors,
@@ -285,6 +284,11 @@ class Refit(WaitOption, OpenIndexOptions):
                 wait_seconds=self.wait,
             )
             progress.say(f"new IDs for {plural(len(index), 'item')}")
+            if num_lost:
+                progress.say(
+                    f"{plural(num_lost, 'choice')} for pictures or vectors forgotten: the log has "
+                    "no pictures to encode again"
+                )
 
 
 @command
@@ -446,75 +450,6 @@ class Info(JsonOption, IndexArgument):
         else:
             facts = check(self.index)._asdict()
         print_facts(facts, as_json=self.json)
-
-
-def choose_encoder(pool: Pool, *, download: bool) -> tuple[str, bool]:
-    """Choose an encoder for a pool, and ask on a terminal whether to download it if necessary.
-
-    Pools of texts fall back to the installed ``text:wordllama``.
-
-    Parameters
-    ----------
-    download
-        whether the user has already allowed the download.
-
-    Returns
-    -------
-    The spec of the encoder, and whether it may be downloaded.
-
-    Raises
-    ------
-    NetworkNeeded
-        The encoder is not on this machine, and the user has not allowed its download.
-    MissingExtra
-        No text encoder is installed.
-    """
-    from genius_search.encoders.static import WORDLLAMA, has_wordllama
-    from genius_search.hub import find_cached
-    from genius_search.records import Modality
-
-    only_texts = all(item.modality is Modality.TEXT for item in pool.items())
-    suggested = TEXT_ENCODER if only_texts else IMAGE_ENCODER
-    description = ENCODER_DESCRIPTIONS[suggested]
-    can_open = not only_texts or importlib.util.find_spec("sentence_transformers") is not None
-    if not can_open and (download or not has_wordllama()):
-        small = "wordllama, a small encoder of English (pip install 'genius-search[words]')"
-        need_packages(f"texts need {small}, or", "sentence_transformers")
-    if can_open and (download or find_cached(suggested.partition(":")[2]) is not None):
-        print(f"encoder: {description}", file=sys.stderr)
-        return suggested, download
-    if only_texts and has_wordllama():
-        print(
-            f"encoder: text:{WORDLLAMA}, for English, already installed. "
-            f"{'' if can_open else 'With the extra models, '}--download fetches {description}, "
-            "which finds more",
-            file=sys.stderr,
-        )
-        return f"text:{WORDLLAMA}", False
-    if sys.stdin.isatty():
-        print(f"no encoder was given; {description} suits this pool.", file=sys.stderr)
-        if input("Download it from the Hugging Face hub? [y/N] ").strip().lower() in ("y", "yes"):
-            return suggested, True
-    raise NetworkNeeded(
-        f"no encoder was given, and {description}, which suits this pool, is not on this machine. "
-        "Add --download to fetch it, or give `genius index create` an --encoder: FOLDER (of an "
-        "ONNX model), text:FOLDER or onnx:Xenova/clip-vit-base-patch32 (610 MB, MIT, English), or "
-        f"a --model{_offline_alternative(pool, only_texts=only_texts)}"
-    )
-
-
-def _offline_alternative(pool: Pool, *, only_texts: bool) -> str:
-    """Return advice on an encoder that needs no download, to append to an error message."""
-    from genius_search.encoders.static import WORDLLAMA, has_wordllama
-
-    if only_texts:
-        return (
-            ". For English texts, `pip install 'genius-search[words]'` installs an encoder that "
-            "needs no download"
-        )
-    if has_wordllama() and any(item.text for item in pool.items()):
-        return f". text:{WORDLLAMA}, which needs no download, finds pictures by their captions only"
-    return ""
 
 
 def report_added(

@@ -144,7 +144,8 @@ def _create_index(
     folder: Path, index_folder: Path, progress: TerminalProgress, *, device: str, download: bool
 ) -> Index:
     """Create the index of a folder."""
-    from genius_search.cli.index import choose_encoder, report_added
+    from genius_search.cli.encoders import choose_encoder
+    from genius_search.cli.index import report_added
     from genius_search.index.index import Index
     from genius_search.index.pool import open_pool
     from genius_search.index.store import CURRENT
@@ -329,8 +330,8 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
         modalities = current_state(index).snapshot.modalities
         if not hits and self.modality and self.modality not in modalities:
             print(
-                f"the index has no items of modality {self.modality}; with a text encoder, "
-                "pictures are indexed by their captions, as text",
+                f"the index has no items of modality {self.modality}; pictures with a caption are "
+                "image-text",
                 file=sys.stderr,
             )
         settings = {

@@ -187,7 +187,8 @@ class Shard:
 
     def splits_modalities(self) -> bool:
         """Return whether a search without modality or instruction treats modalities separately."""
-        return self._index.model.level0_is_exact
+        model, snapshot = current_state(self._index)
+        return model.level0_is_exact and snapshot.manifest.reads_images
 
     def field_names(self) -> set[str]:
         """Return the names of all fields of the items, for checking conditions."""

@@ -48,7 +48,9 @@ _MIN_MAPPED_BYTES: Final = 4096
 
 onnxruntime needs the shapes of arrays, which are smaller, in the graph itself."""
 GRAPHS: Final = ("text_model", "vision_model")
-_PRECISIONS: Final = ("", "_fp16", "_quantized")
+QUANTIZED: Final = "_quantized"
+"""Suffix of the names of graphs in 8 bits."""
+_PRECISIONS: Final = ("", "_fp16", QUANTIZED)
 """Suffixes of the graphs' names, in order of preference."""
 _SETTINGS: Final = (
     "tokenizer.json",
@@ -86,9 +88,10 @@ class OnnxEncoder:
 
     needs_pixels = True
 
-    def __init__(self, spec: str, folder: Path) -> None:
+    def __init__(self, spec: str, folder: Path, *, quantized: bool = False) -> None:
         self.spec = spec
-        self._graphs = dict(zip(GRAPHS, find_graphs(folder), strict=True))
+        precisions = (QUANTIZED,) if quantized else _PRECISIONS
+        self._graphs = dict(zip(GRAPHS, find_graphs(folder, precisions), strict=True))
         self._settings = [folder / name for name in _SETTINGS]
         missing = [file.name for file in self._settings if not file.is_file()]
         if missing:
@@ -226,22 +229,28 @@ class OnnxEncoder:
         return np.concatenate(features)
 
 
-def find_graphs(folder: Path) -> list[Path]:
+def find_graphs(folder: Path, precisions: Sequence[str] = _PRECISIONS) -> list[Path]:
     """Return the graphs of texts and of images in a folder, or in its subfolder ``onnx/``.
+
+    Parameters
+    ----------
+    precisions
+        Suffixes of the graphs' names to look for, in order of preference.
 
     Raises
     ------
     ArtifactMissing
         There is no pair of graphs with the same precision.
     """
-    for precision in _PRECISIONS:
+    for precision in precisions:
         for parent in (folder / "onnx", folder):
             files = [parent / f"{graph}{precision}.onnx" for graph in GRAPHS]
             if all(file.is_file() for file in files):
                 return files
     raise ArtifactMissing(
-        f"{folder} holds no ONNX encoder: expected text_model.onnx and vision_model.onnx, there or "
-        "in a folder onnx/, as in repositories such as Xenova/clip-vit-base-patch32"
+        f"{folder} holds no ONNX encoder: expected text_model{precisions[0]}.onnx and "
+        f"vision_model{precisions[0]}.onnx, there or in a folder onnx/, as in repositories such as "
+        "Xenova/clip-vit-base-patch32"
     )
 
 

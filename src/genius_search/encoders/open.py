@@ -19,8 +19,8 @@ from genius_search.errors import UsageError, need_packages
 PLUGIN_GROUP: Final = "genius_search.encoders"
 """Entry points of this group are encoders that other packages provide."""
 _BUILT_IN: Final = (
-    "FOLDER or onnx:NAME; st:, clip:, siglip: or text: and a name or folder; small:, adapters: or "
-    "uniir: and a folder; precomputed:PATH"
+    "FOLDER, onnx:NAME or onnx-quantized:NAME; st:, clip:, siglip: or text: and a name or folder; "
+    "small:, adapters: or uniir: and a folder; precomputed:PATH"
 )
 """The list of specs in the error for an unknown one."""
 
@@ -35,7 +35,8 @@ def load_encoder(  # noqa: PLR0911  one return for each scheme
     spec
         One of
 
-        - a folder of ONNX graphs, or ``onnx:NAME-or-folder``
+        - a folder of ONNX graphs, or ``onnx:NAME-or-folder``; ``onnx-quantized:NAME-or-folder``
+          takes the graphs in 8 bits
         - ``st:NAME-or-folder``, a model for sentence-transformers; ``clip:``, ``siglip:`` and
           ``text:`` are synonyms of ``st:``
         - ``text:wordllama``
@@ -62,8 +63,8 @@ def load_encoder(  # noqa: PLR0911  one return for each scheme
     if not source:
         raise _unknown_encoder(spec)
     match scheme:
-        case "onnx":
-            return _open_onnx(source, download=download)
+        case "onnx" | "onnx-quantized":
+            return _open_onnx(scheme, source, download=download)
         case "st" | "clip" | "siglip" | "text":
             return _open_sentence_transformers(scheme, source, download=download, device=device)
         case "small":
@@ -109,11 +110,19 @@ def open_pair(
     return FrozenPair(image, text, spec=f"{ADAPTERS}:{image_spec},{text_spec}")
 
 
-def _open_onnx(source: str, *, download: bool) -> Encoder:
+def hub_files(scheme: str) -> tuple[str, ...]:
+    """Return the patterns of the files on the hub that an encoder with this scheme reads."""
+    from genius_search.hub import FILES, QUANTIZED_FILES  # noqa: PLC0415  not for folders
+
+    return QUANTIZED_FILES if scheme == "onnx-quantized" else FILES
+
+
+def _open_onnx(scheme: str, source: str, *, download: bool) -> Encoder:
     from genius_search.encoders.onnx import OnnxEncoder  # noqa: PLC0415
     from genius_search.hub import find_or_pull  # noqa: PLC0415
 
-    return OnnxEncoder(f"onnx:{source}", find_or_pull(source, download=download))
+    folder = find_or_pull(source, download=download, files=hub_files(scheme))
+    return OnnxEncoder(f"{scheme}:{source}", folder, quantized=scheme == "onnx-quantized")
 
 
 def _open_sentence_transformers(

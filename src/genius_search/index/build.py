@@ -282,7 +282,7 @@ class PoolChanges:
         for change, item in self.items():
             is_text = item.modality is Modality.TEXT or not reads_images(self.encoder)
             if change.source is None and is_text:
-                text = self.pool.with_fields(item).text or ""
+                text = self.pool.with_fields(item).description
                 change.passages = find_passages(self.encoder, text) or ()
 
     def _count_entries(self) -> int:
@@ -320,7 +320,13 @@ class PoolChanges:
                 name: value for name, value in stored.fields.items() if name not in NAME_FIELDS
             }
             updated = updated._replace(source=fields_to_json({**fields, **updated.fields})[0])
-        return updated._replace(text=stored.text, content=stored.content, modality=stored.modality)
+        return updated._replace(
+            text=stored.text,
+            content=stored.content,
+            modality=stored.modality,
+            picture_words=stored.picture_words,
+            boxes=stored.boxes,
+        )
 
     def _encoded_entries(self) -> Iterator[Entry]:
         """Yield the entries that have features, in their order, as they are written."""
@@ -337,9 +343,11 @@ class PoolChanges:
             if isinstance(entry, Passage):
                 yield entry
                 continue
-            # To an encoder of texts, a picture with a caption is a text.
-            item = self.pool.with_fields(entry)._replace(content=content, modality=modalities[code])
-            if not change.passages and is_cut(self.encoder, format_text(item.text)):
+            item = self.pool.with_fields(entry)._replace(content=content)
+            words: str | None = item.description
+            if reads_images(self.encoder):
+                item, words = item._replace(modality=modalities[code]), item.text
+            if not change.passages and is_cut(self.encoder, format_text(words)):
                 self.shortened.append(item.id)
             yield item
 
@@ -384,6 +392,15 @@ def find_changes(
             _compare_item(pool_changes, number, item, states.get(item.id))
     if snapshot is not None and snapshot.segments and pool.vectors is None:
         _find_reusable(pool_changes, folder, snapshot)
+    return pool_changes
+
+
+def all_changes(pool: Pool, encoder: Encoder) -> PoolChanges:
+    """Return all items of a pool as new ones, to encode them whatever an index has."""
+    pool_changes = PoolChanges(pool, [*pool.left_out], encoder, divides=True)
+    pool_changes.changes = [
+        Change(number, stamp_of(item), None) for number, item in enumerate(pool.items())
+    ]
     return pool_changes
 
 
@@ -754,6 +771,7 @@ def new_manifest(
         model_fingerprint=model.fingerprint,
         embeddings=stored,
         embedding_bits=bits,
+        reads_images=reads_images(model.encoder),
         fine_codes=num_fine_codes_of(model),
     )
 

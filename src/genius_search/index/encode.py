@@ -117,7 +117,11 @@ class QueryEncoder:
         self._model = model
         self._snapshot = snapshot
         self._calibration = calibration
-        self._splits_modalities = model.level0_is_exact
+        reads_images = snapshot.manifest.reads_images
+        self._splits_modalities = model.level0_is_exact and reads_images
+        # Without an encoder of pictures, all items are texts to the search.
+        has_one_code = model.level0_is_exact and not reads_images
+        self._common_level0 = model.level0_codes(Modality.TEXT) if has_one_code else frozenset()
         has_raw = snapshot.manifest.embeddings == "raw"
         self._compares_features = has_raw and settings.rerank == "embeddings"
         # The generator decodes every raised item, so it gets fewer.
@@ -205,6 +209,7 @@ class QueryEncoder:
             NO_VECTORS,
             request.k + request.offset,
             number,
+            level0=self._common_level0,
             beam=request.beam,
             words=words,
             has_probabilities=not request.parts,
@@ -227,12 +232,12 @@ class QueryEncoder:
 
         If first codes do not stand for modalities, the modality becomes one more condition.
         """
-        conditions, level0 = request.filter, frozenset[int]()
+        conditions, level0 = request.filter, self._common_level0
         if modality is not None and self._splits_modalities:
             if modality not in self._level0:
                 self._level0[modality] = self._model.level0_codes(modality)
             level0 = self._level0[modality]
-        elif modality is not None:
+        elif modality is not None and self._snapshot.modalities != [modality]:
             from genius_search.index.filters import Filter  # noqa: PLC0415  only here
 
             conditions = dataclasses.replace(conditions or Filter(), modality=modality)

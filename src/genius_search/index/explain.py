@@ -139,7 +139,9 @@ def _encode_alternatives(
     searcher: SnapshotSearcher, request: SearchRequest, item: Item, level0_code: int
 ) -> list[EncodedQuery]:
     """Encode the alternatives of a request that can find an item; at least one query."""
-    if request.modality is None and not request.instruction and searcher.model.level0_is_exact:
+    is_open = request.modality is None and not request.instruction
+    splits_modalities = searcher.model.level0_is_exact and searcher.snapshot.manifest.reads_images
+    if is_open and splits_modalities:
         # The queries for other modalities cannot find the item.
         request = dataclasses.replace(request, modality=item.modality)
     queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int64, Shaped
 from genius_search.artifact import fingerprint_of
 from genius_search.config import CodebookConfig, SearchSettings, validate_settings
 from genius_search.data.features import Features, Pairs
-from genius_search.encoders.base import Encoder, ItemKey
+from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.encoders.open import load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData, UsageError, plural
@@ -46,7 +46,11 @@ from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
 from genius_search.index.query import SnapshotSearcher, default_settings
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.source import draw_embeddings, feature_rows, stored_features
+from genius_search.index.source import (
+    draw_embeddings,
+    feature_rows,
+    stored_features,
+)
 from genius_search.index.store import OWN_MODEL, WORK, IndexManifest
 from genius_search.index.writer import (
     Writer,
@@ -115,9 +119,10 @@ class _AliveItems(NamedTuple):
     def of(snapshot: Snapshot) -> _AliveItems:
         """Number the entries of an index in the order of :func:`alive_entries`."""
         alive = _AliveItems({}, {})
+        reads_images = snapshot.manifest.reads_images
         for number, entry in enumerate(alive_entries(snapshot.segments)):
             if isinstance(entry, Item):
-                alive.modalities[entry.id] = entry.modality
+                alive.modalities[entry.id] = entry.modality if reads_images else Modality.TEXT
                 alive.numbers[entry.id] = number
         return alive
 
@@ -213,7 +218,7 @@ def fit_index(
     right_after = held_out.search(trained, written, default_settings(trained, written))
     is_replaced = force or significant_gain(_any_right(right_after), _any_right(right_before)) > 0
     if is_replaced:
-        _commit_replacement(writer, trained, written.manifest)
+        commit_replacement(writer, trained, written.manifest)
         writer.update_manifest(density_weight=_measure_density_weight(held_out, trained, written))
         remove_work(writer.folder)
     else:
@@ -322,19 +327,28 @@ def _item_features(
         snapshot.manifest.embeddings != "none"
         and snapshot.manifest.embedding_bits >= MIN_TRAINING_BITS
         and model.codebooks.config.fusion.kind == "sum"
-        and Modality.IMAGE_TEXT not in snapshot.count_by_modality()
+        and not (snapshot.manifest.reads_images and _has_pairs(snapshot))
         and bool((np.abs(lengths - 1) < MAX_LENGTH_ERROR).all())
     ):
         return stored_features(snapshot, model)
     segments = [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
     return embed(
-        feature_rows(items_to_encode(alive_entries(snapshot.segments)), writer.folder),
+        feature_rows(
+            items_to_encode(alive_entries(snapshot.segments)),
+            writer.folder,
+            with_pictures=snapshot.manifest.reads_images,
+        ),
         model.encoder,
         work / "items",
         inputs={"items": fingerprint_of(segments)},
         expected=snapshot.num_alive,
         progress=progress,
     )
+
+
+def _has_pairs(snapshot: Snapshot) -> bool:
+    """Return whether an index has pairs of picture and text."""
+    return Modality.IMAGE_TEXT in snapshot.count_by_modality()
 
 
 def _hold_out(pairs: Sequence[Pair], seed: int) -> set[int]:
@@ -445,13 +459,7 @@ def refit_index(
         levels = validate_settings(CodebookConfig(levels=levels)).levels
     snapshot = writer.snapshot
     manifest = snapshot.manifest
-    if not manifest.has_own_model or manifest.embeddings != "fused":
-        raise UsageError(
-            f"{writer.folder} was created with a trained model, or stores no fused embeddings; "
-            "only an index that was created with an encoder, and stores them, can be refitted"
-        )
-    if not snapshot.num_alive:
-        raise UsageError(f"{writer.folder} has no items to fit codebooks to")
+    check_refit(writer)
     metric = model.codebooks.metric
     if query_vectors is not None:
         metric = query_metric(query_vectors, model.dim)
@@ -474,8 +482,20 @@ def refit_index(
     written = _write_replacement(
         writer, refitted, features, progress, fuse=sum_features, recall=recall
     )
-    _commit_replacement(writer, refitted, written.manifest.replace(least=manifest.least))
+    commit_replacement(writer, refitted, written.manifest.replace(least=manifest.least))
     remove_work(writer.folder)
+
+
+def check_refit(writer: Writer) -> None:
+    """Raise :class:`UsageError` unless codebooks can be fitted to the items of an index again."""
+    manifest = writer.snapshot.manifest
+    if not manifest.has_own_model or manifest.embeddings != "fused":
+        raise UsageError(
+            f"{writer.folder} was created with a trained model, or stores no fused embeddings; "
+            "only an index that was created with an encoder, and stores them, can be refitted"
+        )
+    if not writer.snapshot.num_alive:
+        raise UsageError(f"{writer.folder} has no items to fit codebooks to")
 
 
 def _write_replacement(
@@ -488,10 +508,18 @@ def _write_replacement(
     recall: float | None = None,
 ) -> Snapshot:
     """Write all items with the IDs of a new model; return that state, to be committed."""
-    before = writer.snapshot.manifest
-    manifest = before.replace(
+    manifest = replaced_manifest(writer.snapshot.manifest, model, recall)
+    entries = alive_entries(writer.snapshot.segments)
+    batches = encode_items(model, entries, features, manifest, progress, fuse=fuse)
+    return with_recall(model, writer.rewrite(manifest, batches))
+
+
+def replaced_manifest(before: IndexManifest, model: Genius, recall: float | None) -> IndexManifest:
+    """Return the manifest of an index with a new model, without what was measured with the old."""
+    return before.replace(
         model=f"{OWN_MODEL}-{before.generation + 1}",
         model_fingerprint=model.fingerprint,
+        reads_images=reads_images(model.encoder),
         fine_codes=num_fine_codes_of(model),
         recall=before.recall if recall is None else recall,
         calibration=None,
@@ -499,12 +527,9 @@ def _write_replacement(
         least={},
         measured=None,
     )
-    entries = alive_entries(writer.snapshot.segments)
-    batches = encode_items(model, entries, features, manifest, progress, fuse=fuse)
-    return with_recall(model, writer.rewrite(manifest, batches))
 
 
-def _commit_replacement(writer: Writer, model: Genius, manifest: IndexManifest) -> None:
+def commit_replacement(writer: Writer, model: Genius, manifest: IndexManifest) -> None:
     """Move a new model from the folder of unfinished work into the index, and commit its items."""
     old_model_folder = writer.folder / writer.snapshot.manifest.model
     new_model_folder = writer.folder / manifest.model

@@ -125,11 +125,11 @@ def _read_values(
     values = []
     for position, (item, segment) in enumerate(zip(items, segments, strict=True)):
         passage = None
-        if item_rows[position] != owner_rows[position] and item.text is not None:
+        if item_rows[position] != owner_rows[position]:
             # Rows of passages follow the rows of all items.
             number = item_rows[position] - segment.num_items
             _, start, end = segment.passages[number].tolist()
-            passage = item.text[start:end]
+            passage = item.description[start:end]
         decoded: tuple[float, ...] = ()
         if settings.decodes:
             log_probabilities = ranking.log_probabilities[position]

@@ -805,19 +805,28 @@ class Index:
     def refit(
         self,
         *,
+        encoder: str | None = None,
         levels: int | None = None,
         recall: float | None = None,
         query_vectors: np.ndarray | None = None,
+        device: str = "cpu",
+        download: bool = False,
         progress: Progress | None = None,
         wait_seconds: float = 0.0,
-    ) -> None:
-        """Fit the codebooks again, after an index with an encoder has grown.
+    ) -> int:
+        """Fit the codebooks again, after an index has grown, or for another encoder.
 
         All items get new IDs, computed from the stored embeddings; below 8 bits, each refit loses a
         little accuracy. A calibration is removed. Searches continue meanwhile.
 
+        With an encoder, all items are encoded with it; ids, fields, texts and choices stay. Return
+        the number of choices that could not be encoded again: those for pictures or vectors.
+
         Parameters
         ----------
+        encoder
+            Spec of another encoder, as in :meth:`create`; an index of words over pictures becomes
+            one that finds them by their contents.
         levels
             Number of semantic codes in an ID. Default: unchanged.
         recall
@@ -825,14 +834,22 @@ class Index:
             bits of embeddings stay as they are.
         query_vectors
             Typical queries, as in :meth:`create`, which replace earlier ones.
+        device, download
+            Device of the new encoder; whether it may be downloaded.
 
         Raises
         ------
         UsageError
             The index was created with a trained model, stores no fused embeddings, or has no items.
+        BadData
+            The new encoder cannot read an item; nothing is changed.
         """
         from genius_search.index.fit import refit_index
 
+        if encoder is not None:
+            settings = {"levels": levels, "recall": recall, "query_vectors": query_vectors}
+            opener = {"device": device, "download": download}
+            return self._reencode(encoder, settings, opener, progress or Silent(), wait_seconds)
         with self._open_writer(wait_seconds) as writer:
             refit_index(
                 writer,
@@ -842,6 +859,27 @@ class Index:
                 query_vectors=query_vectors,
                 progress=progress or Silent(),
             )
+        return 0
+
+    def _reencode(
+        self,
+        spec: str,
+        settings: Mapping[str, Any],
+        opener: Mapping[str, Any],
+        progress: Progress,
+        wait_seconds: float,
+    ) -> int:
+        """Encode all items and choices with another encoder."""
+        from genius_search.encoders.open import absolute_spec, load_encoder
+        from genius_search.index.reencode import reencode_choices, reencode_index
+
+        encoder = load_encoder(absolute_spec(spec), **opener)
+        with self._open_writer(wait_seconds) as writer:
+            # A run that was killed before the choices were encoded is continued.
+            if self.model.encoder.fingerprint != encoder.fingerprint:
+                reencode_index(writer, encoder, **settings, progress=progress)
+            model = Genius.open(writer.snapshot.manifest.locate_model(self.folder))
+            return reencode_choices(self.folder, model, writer.snapshot, wait_seconds)
 
     def train(
         self,

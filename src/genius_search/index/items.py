@@ -9,7 +9,7 @@ tables, with an item whose JSON is ``{"price": 5, "size": {"width": 30}}``::
                   path ["size", "width"]   name 1
     fields        name 0   value 5    row 0
                   name 1   value 30   row 0
-    words         the full-text index of items.text
+    words         the full-text index of text, about and picture_words of the items
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from genius_search.text import clean
 ITEMS_FILE: Final = "items.sqlite"
 CREATE_ITEMS: Final = (
     "CREATE TABLE items (row INTEGER PRIMARY KEY, item_id TEXT NOT NULL, modality TEXT NOT NULL, "
-    "text TEXT, image TEXT, source TEXT, stamp TEXT, content TEXT, root INTEGER)"
+    "text TEXT, image TEXT, source TEXT, stamp TEXT, content TEXT, root INTEGER, about TEXT, "
+    "picture_words TEXT, boxes TEXT)"
 )
 CREATE_MODALITIES: Final = (
     "CREATE TABLE modalities (modality TEXT PRIMARY KEY, items INTEGER NOT NULL)"
@@ -49,8 +50,8 @@ CREATE_FIELD_NAMES: Final = (
 )
 CREATE_FULL_TEXT: Final = (
     (
-        "CREATE VIRTUAL TABLE words USING fts5(text, content='items', content_rowid='row', "
-        "columnsize=0, tokenize='unicode61 remove_diacritics 2')"
+        "CREATE VIRTUAL TABLE words USING fts5(text, about, picture_words, content='items', "
+        "content_rowid='row', columnsize=0, tokenize='unicode61 remove_diacritics 2')"
     ),
     # Twice as fast as with SQLite's 1 MiB.
     "INSERT INTO words(words, rank) VALUES ('hashsize', 16777216)",
@@ -81,7 +82,9 @@ SCHEMA: Final = frozenset(
 """All definitions that a store may have; a view or trigger in a foreign store would run code."""
 ITEM_COLUMNS: Final = (
     "row, CAST(item_id AS TEXT), modality, CAST(text AS TEXT), CAST(image AS TEXT), "
-    "CAST(source AS TEXT), CAST(stamp AS TEXT), CAST(content AS TEXT), CAST(items.root AS INTEGER)"
+    "CAST(source AS TEXT), CAST(stamp AS TEXT), CAST(content AS TEXT), "
+    "CAST(items.root AS INTEGER), CAST(about AS TEXT), CAST(picture_words AS TEXT), "
+    "CAST(boxes AS TEXT)"
 )
 """A row and the fields of :class:`Item`; a foreign store may have bytes instead of texts."""
 STEPS_BETWEEN_CLOCK_CHECKS: Final = 1_000
@@ -102,10 +105,20 @@ ROWS_OF_NAMES: Final = (
 """For each spelling, the rows of the items with this name, or NULL as in :data:`ROWS_OF_WORDS`."""
 NAME_PATH: Final = '["name"]'
 """The path of the field with a picture's name (:func:`spell_path`)."""
+NO_WORDS: Final = "picture"
+"""The description of a picture about which nothing is known, so that it is an item all the same."""
 _MODALITIES: Final = {modality.mbeir: modality for modality in Modality}
 _JSON: Final = json.JSONDecoder(parse_constant=lambda _: None)  # NaN and infinities become None
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 """Characters that no id in a store has: NUL and lone surrogates."""
+
+
+class PictureLine(NamedTuple):
+    """A line of text in a picture."""
+
+    words: str
+    box: tuple[float, ...]
+    """Left, top, right and bottom edge, as shares of the width or height of the upright picture."""
 
 
 class Item(NamedTuple):
@@ -125,6 +138,32 @@ class Item(NamedTuple):
     """Size and hash of the embedded content, which identify a file that was moved or renamed."""
     root: int | None = None
     """Number of the root (:attr:`genius_search.Index.roots`) with the item's file, if any."""
+    about: str | None = None
+    """Words about a picture besides its caption: name, folder, keywords, people, date, place."""
+    picture_words: str | None = None
+    """Text in the picture, one line per box; empty if there is none, None if it was not read."""
+    boxes: str | None = None
+    """Boxes of the lines of ``picture_words``, as JSON; see :attr:`picture_text`."""
+
+    @property
+    def description(self) -> str:
+        """All words of the item, which an encoder of texts reads in place of a picture."""
+        if self.image is None:
+            return self.text or ""
+        parts = filter(None, (self.text, self.about, self.picture_words))
+        return "\n".join(parts) or NO_WORDS
+
+    @property
+    def picture_text(self) -> list[PictureLine]:
+        """The lines of text in the picture with their boxes; empty if they do not fit together."""
+        lines = (self.picture_words or "").splitlines()
+        try:
+            boxes = [tuple(map(float, box)) for box in json.loads(self.boxes or "[]")]
+        except (ValueError, TypeError, RecursionError):
+            return []
+        if len(boxes) != len(lines) or any(len(box) != 4 for box in boxes):
+            return []
+        return [PictureLine(words, box) for words, box in zip(lines, boxes, strict=True)]
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def shares_from_cosines(
     return shares
 
 
-class _NewChoice(NamedTuple):
+class NewChoice(NamedTuple):
     """A choice to log."""
 
     request: SearchRequest
@@ -240,7 +240,7 @@ def learn(
     snapshot: Snapshot,
     choices: Iterable[Mapping[str, Any]],
     *,
-    refit: Callable[[Path], None],
+    refit: Callable[[Path], object],
     wait_seconds: float,
 ) -> list[str]:
     """Add choices to the log of an index; return the chosen ids that the index does not have.
@@ -259,7 +259,7 @@ def learn(
     searcher = SnapshotSearcher(model, snapshot)
     for start in range(0, len(new_choices), CHOICES_PER_BATCH):
         batch = new_choices[start : start + CHOICES_PER_BATCH]
-        pool = _pool_of_choices(batch, _encode_queries(searcher, batch))
+        pool = _pool_of_choices(batch, encode_queries(searcher, batch))
         if _create_log(folder, pool, wait_seconds):
             continue
         if _add_to_log(folder, pool, wait_seconds):
@@ -270,7 +270,7 @@ def learn(
 
 def _check_choices(
     snapshot: Snapshot, choices: Sequence[Mapping[str, Any]]
-) -> tuple[list[_NewChoice], list[str]]:
+) -> tuple[list[NewChoice], list[str]]:
     """Return the choices of items in the index as requests, and the ids of other chosen items."""
     chosen_ids = [chosen_id(choice) for choice in choices]
     states = snapshot.item_states(chosen_ids)
@@ -288,7 +288,7 @@ def _check_choices(
             )
         modality = snapshot.item_at(states[item_id].location).modality
         request = SearchRequest(**query, modality=modality)
-        new_choices.append(_NewChoice(request, item_id, modality))
+        new_choices.append(NewChoice(request, item_id, modality))
     return new_choices, unknown_ids
 
 
@@ -302,8 +302,8 @@ def chosen_id(choice: Mapping[str, Any]) -> str:
     return as_id(choice[CHOSEN_FIELD], "the id of a chosen item")
 
 
-def _encode_queries(
-    searcher: SnapshotSearcher, choices: Sequence[_NewChoice]
+def encode_queries(
+    searcher: SnapshotSearcher, choices: Sequence[NewChoice]
 ) -> Float32[np.ndarray, "choices dim"]:
     """Return the features of the queries of some choices."""
     features = []
@@ -314,7 +314,7 @@ def _encode_queries(
 
 
 def _pool_of_choices(
-    choices: Sequence[_NewChoice], vectors: Float32[np.ndarray, "choices dim"]
+    choices: Sequence[NewChoice], vectors: Float32[np.ndarray, "choices dim"]
 ) -> Pool:
     """Return choices as items of the log, each once.
 

@@ -33,6 +33,7 @@ from genius_search.data.folder import read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type, read_raw_preview
 from genius_search.data.mbeir import read_pool
 from genius_search.data.photo_metadata import read_photo
+from genius_search.data.picture_words import describe_picture, find_place
 from genius_search.data.raw_photos import is_raw_photo
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError, plural
@@ -103,16 +104,22 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     """Add to an item the words of its name, its folder, and the metadata of its picture.
 
     A text and fields that the item already has are not overwritten. For example, the item
-    ``trips/red_kite.jpg`` gets the fields ``{"folder": "trips", "name": "red kite"}``.
+    ``trips/red_kite.jpg`` gets the fields ``{"folder": "trips", "name": "red kite"}``, and is about
+    ``trips, red kite``.
     """
     path = PurePosixPath(item.id)
     name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
     folder = {} if path.parent == PurePosixPath() else {"folder": str(path.parent)}
     photo = Caption() if item.image is None else read_photo(Path(item.image))
     text = item.text or (clean(composed(photo.text)) if captions and photo.text else None)
-    source, _ = fields_to_json({**folder, **name, **photo.fields, **item.fields})
+    fields = {**folder, **name, **photo.fields, **item.fields}
+    about = None
+    if item.image is not None:
+        fields = {**find_place(fields), **fields}
+        about = describe_picture(item.id, fields)
+    source, _ = fields_to_json(fields)
     modality = Modality.of(has_image=item.image is not None, has_text=text is not None)
-    return item._replace(modality=modality, text=text, source=source)
+    return item._replace(modality=modality, text=text, source=source, about=about)
 
 
 def is_candidate_list(pool: Path) -> bool:
@@ -396,7 +403,8 @@ def to_stored_item(new: NewItem, writer: Writer) -> tuple[Item, list[str]]:
     source, problems = fields_to_json(new.fields)
     item = check_item(Item(item_id, modality, text, None, source))
     if new.image is not None:
-        item = item._replace(image=writer.store_picture(picture_bytes(new.image)))
+        image = writer.store_picture(picture_bytes(new.image))
+        item = item._replace(image=image, about=describe_picture(item_id, item.fields))
     return item, problems
 
 

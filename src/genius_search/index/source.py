@@ -34,7 +34,9 @@ from genius_search.data.features import (
     rows_of_ids,
     write_shard,
 )
+from genius_search.data.images import image_type
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
+from genius_search.errors import BadImage
 from genius_search.index.items import Item
 from genius_search.index.roots import ContentHash
 from genius_search.index.snapshot import Snapshot
@@ -160,11 +162,15 @@ def draw_embeddings(
     return fuse(sampled.image, sampled.text), features.modality[rows]
 
 
-def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
+def feature_rows(
+    items: Iterable[Item], folder: Path, *, with_pictures: bool = True
+) -> Iterator[FeatureRow]:
     """Yield the row to encode for each item, with its position as id.
 
     Parameters
     ----------
+    with_pictures
+        Whether the encoder reads pictures; otherwise rows are texts, the items' descriptions.
     folder
         Folder of the index, which the paths of stored pictures are relative to.
     """
@@ -172,9 +178,9 @@ def feature_rows(items: Iterable[Item], folder: Path) -> Iterator[FeatureRow]:
         yield FeatureRow(
             id=number,
             key=ItemKey("candidate", item.id),
-            modality=item.modality,
-            image=None if item.image is None else folder / item.image,
-            text=format_text(item.text),
+            modality=item.modality if with_pictures else Modality.TEXT,
+            image=folder / item.image if with_pictures and item.image is not None else None,
+            text=format_text(item.text if with_pictures else item.description),
         )
 
 
@@ -288,8 +294,14 @@ class SavedFeatures:
         for key, item in keyed:  # before encoding, since a file may change meanwhile
             content = ContentHash.of(item, self._folder)
             contents[key] = None if content is None else str(content)
-        rows = feature_rows((add_file_fields(item) for _, item in keyed), self._folder)
-        keyed_rows = [row._replace(id=key) for row, (key, _) in zip(rows, keyed, strict=True)]
+        has_images = reads_images(self._encoder)
+        unreadable = [] if has_images else _find_unreadable(keyed, self._folder)
+        bad_keys = {problem.id for problem in unreadable}
+        readable = [(key, item) for key, item in keyed if key not in bad_keys]
+        rows = feature_rows(
+            (add_file_fields(item) for _, item in readable), self._folder, with_pictures=has_images
+        )
+        keyed_rows = [row._replace(id=key) for row, (key, _) in zip(rows, readable, strict=True)]
         shard = encode_shard(keyed_rows, self._encoder, skip_bad_images=True)
         self._unsaved_shards.append(shard)
         self._unsaved_contents += [contents[key] for key in shard.rows["id"].tolist()]
@@ -299,7 +311,7 @@ class SavedFeatures:
         }
         return [
             problem._replace(file=item_ids.get(problem.id, problem.file))
-            for problem in shard.left_out
+            for problem in (*unreadable, *shard.left_out)
         ]
 
     def _collect(self, keys: Sequence[int]) -> tuple[Features, list[str | None]]:
@@ -317,9 +329,22 @@ class SavedFeatures:
         return features, contents
 
 
+def _find_unreadable(keyed: Sequence[tuple[int, Item]], folder: Path) -> list[LeftOut]:
+    """Return the pictures that no program can open, with their keys as ids."""
+    unreadable = []
+    for key, item in keyed:
+        if item.image is not None:
+            try:
+                image_type(folder / item.image)
+            except BadImage as error:
+                unreadable.append(LeftOut(key, str(error.file), error.reason))
+    return unreadable
+
+
 def _key(item: Item) -> int:
-    """Return a hash of an item's id and stamp, as a signed number of 64 bits."""
-    text = f"{item.stamp} {item.id}".encode()
+    """Return a hash of an item's id, stamp and picture text, as a signed number of 64 bits."""
+    # Text in a picture is read after the picture was encoded, and changes its description.
+    text = f"{item.stamp} {item.id} {item.picture_words or ''}".encode()
     digest = hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
     return int.from_bytes(digest, "big", signed=True)
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 REMEDY: Final = "restore it from a backup, or create the index again"
-INDEX_FORMAT: Final = 12
+INDEX_FORMAT: Final = 13
 """The only format of ``index.json`` that is read."""
 
 # Files and folders of an index.
@@ -483,6 +483,9 @@ class IndexManifest(BaseModel):
     model_fingerprint: str
     embeddings: StoredEmbeddings
     embedding_bits: EmbeddingBits = 16
+    reads_images: bool = True
+    """Whether the encoder reads pictures. Otherwise the level-0 code of every item is that of
+    texts, and only the store of items knows which of them are pictures."""
     fine_codes: Annotated[int, Field(exclude_if=lambda value: not value)] = 0
     """Number of fine codes of each item; 0 if IDs are whole."""
     segments: tuple[SegmentEntry, ...] = ()

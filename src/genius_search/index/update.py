@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from genius_search.border import as_column, as_id_list, as_text
 from genius_search.data.features import LeftOut
+from genius_search.data.picture_words import describe_picture
 from genius_search.data.values import fields_to_json
 from genius_search.errors import UsageError
 from genius_search.index.build import find_changes
@@ -158,6 +159,8 @@ def _plan_update(plan: _Plan, item: Item, location: Location, update: ItemUpdate
     source = item.source if update.fields is None else _merge_fields(item, update.fields)
     text = item.text if update.text is None else update.text or None
     changed = check_item(item._replace(text=text, source=source))
+    if changed.image is not None:
+        changed = changed._replace(about=describe_picture(changed.id, changed.fields))
     if (changed.text, changed.source) == (item.text, item.source):
         return
     is_encoded = item.content is not None and changed.text != item.text

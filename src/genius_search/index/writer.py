@@ -182,7 +182,7 @@ def items_to_encode(
             item = entry
             yield item
         else:
-            text = (add_file_fields(item).text or "")[entry.start : entry.end]
+            text = add_file_fields(item).description[entry.start : entry.end]
             yield Item(f"{item.id}\n{entry.start}", Modality.TEXT, text, stamp=item.stamp)
 
 
@@ -413,7 +413,7 @@ def _insert_items(database: sqlite3.Connection, items: Iterable[Item]) -> None:
     database.execute(CREATE_ITEMS)
     database.execute(CREATE_MODALITIES)
     database.executemany(
-        "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         ((row, item.id, item.modality.mbeir, *item[2:]) for row, item in enumerate(items)),
     )
     database.execute(

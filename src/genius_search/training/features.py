@@ -148,11 +148,8 @@ class _ShardEncoder:
         return Shard(np.array(rows, ROW), image, text, left_out)
 
     def _replace_images_by_texts(self) -> None:
-        """Replace images that have a text by that text alone; the others count as unreadable."""
-        reason = (
-            f"has no caption, and {self._encoder.spec} reads texts only; clip:NAME or onnx:NAME "
-            "read pictures"
-        )
+        """Replace images by their texts alone; images without a text count as unreadable."""
+        reason = f"has no words, and {self._encoder.spec} reads texts only"
         for row in self._rows:
             if row.image and not row.text:
                 self._bad_images[row.image] = BadImage(row.image, reason)

@@ -96,3 +96,14 @@ def test_pixels_are_those_of_transformers(pictures, size, crop):
     for picture in pictures:
         expected = processor(images=picture, return_tensors="np")["pixel_values"][0]
         np.testing.assert_allclose(prepare_pixels(picture, settings), expected, atol=1e-5)
+
+
+def test_graphs_in_8_bits_are_taken_only_when_they_are_asked_for(exported, tmp_path):
+    model = shutil.copytree(exported[1], tmp_path / "model")
+    with pytest.raises(ArtifactMissing, match=r"text_model_quantized\.onnx"):
+        load_encoder(f"onnx-quantized:{model}")
+    for graph in ("text_model", "vision_model"):
+        shutil.copy(model / "onnx" / f"{graph}.onnx", model / "onnx" / f"{graph}_quantized.onnx")
+    quantized = load_encoder(f"onnx-quantized:{model}")
+    assert quantized.spec == absolute_spec(f"onnx-quantized:{model}")
+    assert quantized.text_features(TEXTS).shape == (3, quantized.dim)

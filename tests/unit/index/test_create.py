@@ -8,9 +8,12 @@ import shutil
 
 import numpy as np
 import pytest
+from huggingface_hub import constants
 from PIL import Image
 
 from genius_search.cli import main
+from genius_search.cli.encoders import PICTURE_ENCODERS, choose_encoder
+from genius_search.encoders import static
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import build, source
 from genius_search.index import writer as writer_module
@@ -123,37 +126,97 @@ def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_pa
         tmp_path / "texts", tmp_path / "pool.jsonl", encoder=f"text:{sentence_folder}"
     )
     assert index.search("green ground")[0].id == "1:3"
-    (tmp_path / "new").mkdir()
-    shutil.copy(pool / "7.png", tmp_path / "new")
-    with pytest.raises(BadData, match=r"7\.png: has no caption"):
-        index.add(tmp_path / "new")
 
 
-def test_words_find_pictures_by_their_captions_with_an_encoder_of_texts(
-    pool, sentence_folder, tmp_path
+def test_every_picture_is_an_item_of_an_encoder_of_texts(pool, sentence_folder, tmp_path):
+    index = Index.create(tmp_path / "i", pool, encoder=f"text:{sentence_folder}")
+    pictures = [hit for hit in index.search("green ground", k=50) if hit.image]
+    modalities = {hit.id: hit.modality for hit in pictures}
+    assert [modalities[f"{n}.png"] for n in (3, 7)] == ["image-text", "image"]
+    assert pictures[0].id == "3.png"
+    assert [entry.file for entry in index.last_change.left_out] == [str(pool / "broken.png")]
+    assert {hit.modality for hit in index.search("green", modality="image")} == {"image"}
+    assert index.count(modality="image") == 6
+    assert index.search("green ground", modality="image-text")[0].id == "3.png"
+
+
+def test_names_folders_and_months_find_pictures_without_captions(pool, sentence_folder, tmp_path):
+    photos = tmp_path / "photos"
+    (photos / "rome").mkdir(parents=True)
+    names = ("rome/forum_walk.png", "IMG_20190504_120000.png", "IMG_2031.png", "DSC_0007.png")
+    for number, name in enumerate(names):
+        shutil.copy(pool / f"{number + 6}.png", photos / name)
+    index = Index.create(tmp_path / "i", photos, encoder=f"text:{sentence_folder}")
+    assert len(index) == 4
+    assert index.search("forum")[0].id == index.search("Rome")[0].id == names[0]
+    assert index.search("May 2019")[0].id == names[1]
+    assert [hit.id for hit in index.search(match="walk")] == [names[0]]
+    index.update(names[2], fields={"city": "Naples"})
+    assert index.search("naples")[0].id == names[2]
+    assert index.sync().unchanged == 4
+
+
+def test_a_later_encoder_of_pictures_keeps_ids_fields_and_choices(
+    pool, sentence_folder, clip_folder, tmp_path, caplog
 ):
     index = Index.create(tmp_path / "i", pool, encoder=f"text:{sentence_folder}")
-    added = index.last_change
-    pictures = [hit for hit in index.search("green ground", k=50) if hit.image]
-    assert {(hit.id, hit.modality) for hit in pictures} == {
-        (f"{n}.png", "text") for n in range(len(WORDS))
-    }
-    assert pictures[0].id == "3.png"
-    assert [one.file for one in added.left_out if "has no caption" in one.reason] == [
-        str(pool / name)
-        for name in ("10.png", "11.png", "6.png", "7.png", "8.png", "9.png", "broken.png")
-    ]
+    index.update("7.png", fields={"stars": 5})
+    index.learn("7.png", "a special query")
+    index.learn("9.png", vector=np.ones(index.model.encoder.dim))
+    before = {item.id: item for item in index}
+    assert index.refit(encoder=f"clip:{clip_folder}") == 1
+    assert not caplog.records
+    after = {item.id: item for item in index}
+    assert after == before
+    assert index.model.encoder.spec == f"clip:{clip_folder}"
+    assert index.search("a special query", modality="image")[0].id == "7.png"
+    assert [choice["chosen"] for choice in index.choices()] == ["7.png"]
+    assert index.search(image=pool / "8.png")[0].id == "8.png"
+    assert index.check().items == len(before)
+    assert index.sync().unchanged == len(before)
+    assert Index.open(tmp_path / "i").count("stars=5") == 1
 
 
-def test_without_an_encoder_the_command_names_one_and_its_licence(
+def test_an_encoder_that_cannot_read_a_picture_changes_nothing(
+    pool, sentence_folder, clip_folder, tmp_path
+):
+    folder = shutil.copytree(pool, tmp_path / "pool")
+    index = Index.create(tmp_path / "i", folder, encoder=f"text:{sentence_folder}")
+    (folder / "7.png").unlink()
+    with pytest.raises(BadData, match=r"7\.png: missing.*delete the items"):
+        index.refit(encoder=f"clip:{clip_folder}")
+    assert index.model.encoder.spec == f"text:{sentence_folder}"
+
+
+def test_without_a_download_pictures_are_found_by_words_and_three_encoders_are_suggested(
     pool, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    assert main(["index", "create", str(tmp_path / "i"), "--pool", str(pool)]) != 0
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    assert main(["index", "create", str(tmp_path / "i"), "--pool", str(pool)]) == 0
     message = capsys.readouterr().err
-    assert "siglip2" in message
-    assert "Apache-2.0" in message
-    assert not (tmp_path / "i").exists()
+    assert all(str(encoder) in message for encoder in PICTURE_ENCODERS)
+    assert "not by their contents" in message
+    monkeypatch.setattr(static, "has_wordllama", lambda: False)
+    assert main(["index", "create", str(tmp_path / "j"), "--pool", str(pool)]) == 5
+    message = capsys.readouterr().err
+    assert all(str(encoder) in message for encoder in PICTURE_ENCODERS)
+    assert "genius-search[words]" in message
+    assert not (tmp_path / "j").exists()
+
+
+def test_on_a_terminal_one_of_three_encoders_of_pictures_is_chosen(pool, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    opened = open_pool(pool, captions=True)
+    for answer, spec in (
+        ("3", "onnx-quantized:Xenova/clip-vit-base-patch32"),
+        ("1", PICTURE_ENCODERS[0].spec),
+        ("", "text:wordllama"),
+        ("9", "text:wordllama"),
+    ):
+        monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
+        assert choose_encoder(opened, download=False) == (spec, not spec.startswith("text"))
 
 
 def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_folder, tmp_path):
