@@ -63,7 +63,7 @@ def open_folder(folder: Path, *, device: str, download: bool) -> Index:
     contain choices, and items that were added without files.
     """
     print_text(f"reading {folder}", error=True)
-    from genius_search.data.folder import user_cache
+    from genius_search.data.cache import user_cache
     from genius_search.index.store import CURRENT, has_lost_manifest
     from genius_search.index.writer import HeldByAnother, rename_damaged_index, writing_lock
 
@@ -397,6 +397,8 @@ def print_hits(hits: Hits, *, full: bool = False) -> None:
 
     Texts are cut unless ``full`` is given. Ids are never cut, so that they can be copied.
     """
+    from genius_search.data.subtitles import format_seconds
+
     has_score = any(hit.codes for hit in hits)  # a listing has no scores
     has_probability = any(hit.probability is not None for hit in hits)
     columns = ["rank"]
@@ -417,6 +419,8 @@ def print_hits(hits: Hits, *, full: bool = False) -> None:
             row.append(f"{hits.more_in_group[position]:,}")
         text = hit.passage or hit.text or ""
         words = " ".join(text.split()) if full else shorten(text)
+        if hit.moment is not None:
+            words = f"at {format_seconds(hit.moment)} {words}".rstrip()
         content = [words or hit.image] if sys.stdout.isatty() else [hit.image, words]
         rows.append([*row, hit.id, " ".join(filter(None, content))])
     columns += ["item", "text or picture"]

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from genius_search.data.images import is_image_file
+from genius_search.data.images import VIDEO_SUFFIXES, is_image_file
 from genius_search.errors import BadImage, BadRecord
 from genius_search.records import composed
 
@@ -149,7 +149,7 @@ def _rename_takeout_fields(fields: dict[str, Any]) -> None:
                 fields["taken"] = datetime.fromtimestamp(int(seconds), UTC).isoformat()
                 del fields["photoTakenTime"]
             fields.pop("title", None)  # in Takeout's files, the name of the picture
-        case {"title": str() as title} if is_image_file(Path(title)):
+        case {"title": str() as title} if is_image_file(Path(title)) or _is_video(title):
             del fields["title"]
     match fields:
         case {
@@ -161,6 +161,10 @@ def _rename_takeout_fields(fields: dict[str, Any]) -> None:
     people = fields.get("people")
     if isinstance(people, list) and all(_is_person(person) for person in people):
         fields["people"] = [person["name"] for person in people]
+
+
+def _is_video(name: str) -> bool:
+    return Path(name).suffix.lower() in VIDEO_SUFFIXES
 
 
 def _is_person(value: object) -> bool:

@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from genius_search.data.captions import Problem
-from genius_search.data.images import HEIF_SUFFIXES, NEEDS_PHOTOS, require_file
+from genius_search.data.images import (
+    HEIF_SUFFIXES,
+    NEEDS_PHOTOS,
+    NEEDS_VIDEO,
+    VIDEO_SUFFIXES,
+    require_file,
+)
 from genius_search.data.limits import MAX_DOCUMENT_SECONDS, run_with_timeout
 from genius_search.data.mail import read_mail
 from genius_search.data.markdown import read_markdown, read_org
@@ -93,9 +99,7 @@ UNREAD_KINDS: Final = {
     (".csv", ".tsv", ".jsonl", ".parquet"): "are read if they are named metadata or captions",
     (".tar", ".zip", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar"): "are archives; unpack them into "
     "a folder (tar -xf FILE -C FOLDER) and give that",
-    (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".3gp", ".mts"): (
-        "are videos, which are not read; subtitles next to them are (.srt, .vtt)"
-    ),
+    (*VIDEO_SUFFIXES,): NEEDS_VIDEO,
     (".mp3", ".m4a", ".wav", ".flac", ".ogg", ".opus", ".aac", ".wma"): (
         "are sounds, which are not read; write down what is said as .srt, .vtt or .txt"
     ),

@@ -23,15 +23,18 @@ from typing import Any, Final, TypeAlias
 
 from pathspec import GitIgnoreSpec
 
+from genius_search.data.cache import user_cache
 from genius_search.data.captions import Caption, Problem
 from genius_search.data.documents import read_document
 from genius_search.data.images import is_image_file, require_file
 from genius_search.data.raw_photos import raw_twins
 from genius_search.data.sidecars import match_side_cars, read_side_cars
 from genius_search.data.source_code import GENERATED_FILES
+from genius_search.data.subtitles import match_subtitles, read_cues
 from genius_search.data.tables import is_caption_table, read_caption_tables
 from genius_search.data.text_files import decode_text
 from genius_search.data.values import fields_to_json
+from genius_search.data.video import cue_text, is_video_file
 from genius_search.errors import BadImage, UsageError
 from genius_search.records import Candidate, Modality, composed
 
@@ -164,7 +167,7 @@ def _is_ignored(path: Path, specs: _IgnoreSpecs, *, is_folder: bool) -> bool:
 def read_file(path: Path, *, captions: bool = True) -> FolderScan:
     """Read a single image or text as :func:`read_folder` does; the id is the file's name."""
     neighbours = [path]
-    if is_image_file(path):
+    if is_image_file(path) or is_video_file(path):
         with contextlib.suppress(OSError):
             neighbours = sorted({*path.parent.iterdir(), path})
     side_cars = match_side_cars(neighbours).get(path, [])
@@ -173,6 +176,7 @@ def read_file(path: Path, *, captions: bool = True) -> FolderScan:
         for neighbour in neighbours
         if is_caption_table(neighbour) and neighbour not in side_cars
     ]
+    side_cars += match_subtitles(filter(is_video_file, [path]), neighbours).get(path, [])
     scan = _scan(path.parent, [path, *side_cars, *tables], [], captions=captions)
     # Problems with a table's rows for other pictures are reported when the folder is read.
     problems = tuple(problem for problem in scan.problems if problem.file in (path, *side_cars))
@@ -186,7 +190,10 @@ def _scan(
     side_cars = match_side_cars(files)  # of each picture
     table_problems = problems if captions else []
     table_captions, tables = read_caption_tables(files, side_cars, table_problems)
-    not_candidates = tables.union(*side_cars.values(), raw_twins(files, side_cars))
+    subtitles = match_subtitles(filter(is_video_file, files), files)  # of each video
+    not_candidates = tables.union(
+        *side_cars.values(), *subtitles.values(), raw_twins(files, side_cars)
+    )
     candidates: list[Candidate] = []
     for path in files:
         if path in not_candidates:
@@ -194,11 +201,12 @@ def _scan(
         try:
             did = _id(root, path)
             require_file(path)
-            if is_image_file(path):
+            if is_image_file(path) or is_video_file(path):
                 sources: list[Caption] = []
                 if captions:
                     sources += read_side_cars(side_cars[path], problems)
                     sources.append(table_captions.get(path, Caption()))
+                    sources = _with_subtitles(sources, subtitles.get(path, []), problems)
                 candidates.append(_image_candidate(path, did, sources, problems))
             else:
                 candidates.append(_document_candidate(path, did, problems))
@@ -220,6 +228,23 @@ def _image_candidate(
     problems += [BadImage(path, problem) for problem in field_problems]
     modality = Modality.of(has_image=True, has_text=text is not None)
     return Candidate(did, modality, text, did, source)
+
+
+def _with_subtitles(
+    captions: list[Caption], subtitles: Sequence[Path], problems: list[Problem]
+) -> list[Caption]:
+    """Return the captions of a video with its subtitles, one line for each cue, at the end."""
+    lines: list[str] = []
+    for file in subtitles:
+        try:
+            lines += filter(None, map(cue_text, read_cues(file)))
+        except BadImage as error:
+            problems.append(error)
+    if not lines:
+        return captions
+    text = next((caption.text for caption in captions if caption.text), None)
+    fields = [Caption((), caption.fields) for caption in captions]
+    return [Caption(((text,) if text else ()) + ("\n".join(lines),)), *fields]
 
 
 def _document_candidate(path: Path, did: str, problems: list[Problem]) -> Candidate:
@@ -260,8 +285,3 @@ def _id(root: Path, path: Path) -> str:
     if any(unicodedata.category(character) == "Cc" for character in name):
         raise BadImage(path, f"its name {name!r} contains a control character; rename it")
     return name
-
-
-def user_cache() -> Path:
-    """Return the cache directory."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "genius-search"

@@ -85,6 +85,17 @@ IMAGE_SUFFIXES: Final = frozenset(
     | (HEIF_SUFFIXES if "HEIF" in FORMATS else set())
 )
 """Endings of the files that :func:`open_image` reads."""
+VIDEO_SUFFIXES: Final = frozenset(
+    {
+        *(".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".3gp", ".mpg", ".mpeg"),
+        *(".mts", ".m2ts", ".wmv", ".flv", ".ogv"),
+    }
+)
+"""Endings of videos (:mod:`genius_search.data.video`)."""
+NEEDS_VIDEO: Final = (
+    "are videos, which need the extra video: pip install 'genius-search[video]'; subtitles next to "
+    "them are read (.srt, .vtt)"
+)
 
 _UNNAMED: Final = Path("the image")
 """Name, in errors, of a picture that is not a file."""

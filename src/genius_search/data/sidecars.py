@@ -1,4 +1,4 @@
-"""Side-cars: text, JSON and XMP files, each of which describes one picture.
+"""Side-cars: text, JSON and XMP files, each of which describes one picture or video.
 
 The name of a side-car is the picture's name plus an ending, or the picture's name with another
 ending. Google Takeout has a scheme with a suffix, a maximum length, and numbers in another place:
@@ -26,6 +26,7 @@ from genius_search.data.captions import Caption, Problem, caption_from_record, n
 from genius_search.data.images import HEIF_SUFFIXES, is_image_file
 from genius_search.data.photo_metadata import read_xmp
 from genius_search.data.text_files import read_text
+from genius_search.data.video import is_video_file
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import composed
 
@@ -41,11 +42,12 @@ _TAKEOUT_LENGTH: Final = 46
 
 
 def match_side_cars(files: Sequence[Path]) -> dict[Path, list[Path]]:
-    """Return the pictures among files, each with its side-cars in order of priority."""
+    """Return the pictures and videos among files, each with its side-cars, the best first."""
     side_cars: dict[Path, list[Path]] = {}
     pictures_by_name: defaultdict[str, list[Path]] = defaultdict(list)
     for path in files:
-        if is_image_file(path) or path.suffix.lower() in HEIF_SUFFIXES:
+        is_picture = is_image_file(path) or path.suffix.lower() in HEIF_SUFFIXES
+        if is_picture or is_video_file(path):
             side_cars[path] = []
             for name in _side_car_names(path) | _side_car_names(_original(path)):
                 pictures_by_name[name].append(path)

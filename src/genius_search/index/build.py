@@ -32,7 +32,7 @@ from genius_search.encoders.base import Encoder, VectorEncoder, is_cut, reads_im
 from genius_search.encoders.open import absolute_spec, load_encoder
 from genius_search.encoders.passages import divide
 from genius_search.encoders.precomputed import PrecomputedEncoder
-from genius_search.errors import BadData, GeniusError, UsageError
+from genius_search.errors import BadData, BadImage, GeniusError, UsageError
 from genius_search.index.items import Item
 from genius_search.index.measure import (
     choose_embedding_bits,
@@ -66,6 +66,7 @@ from genius_search.index.store import (
     has_lost_manifest,
     new_identity,
 )
+from genius_search.index.videos import find_moments, is_video
 from genius_search.index.writer import (
     Batch,
     Entry,
@@ -242,6 +243,7 @@ class PoolChanges:
             self.features = vector_features(self.pool.vectors, rows, modality)
             self.contents = [None] * len(rows)
             return
+        self._find_moments(progress)
         if self.divides:
             self._divide_texts()
         count = self._count_entries()
@@ -277,11 +279,37 @@ class PoolChanges:
             shortened=self.shortened,
         )
 
+    def _find_moments(self, progress: Progress) -> None:
+        """Decode the videos to encode, and make their moments passages, unless items have one ID.
+
+        Videos that cannot be decoded are left out.
+        """
+        videos = [
+            (change, item)
+            for change, item in self.items()
+            if change.source is None and is_video(item)
+        ]
+        if not videos:
+            return
+        progress.begin("videos", len(videos))
+        unreadable: set[int] = set()
+        for number, (change, item) in enumerate(videos, start=1):
+            try:
+                passages = find_moments(
+                    self.pool.with_fields(item), reads_images=reads_images(self.encoder)
+                )
+                change.passages = passages if self.divides else ()
+            except BadImage as error:
+                unreadable.add(change.number)
+                self.left_out.append(LeftOut(change.number, str(error.file), error.reason))
+            progress.advance(number, {})
+        self.changes = [change for change in self.changes if change.number not in unreadable]
+
     def _divide_texts(self) -> None:
         """Divide the texts to encode into passages, but not those of pictures that are encoded."""
         for change, item in self.items():
             is_text = item.modality is Modality.TEXT or not reads_images(self.encoder)
-            if change.source is None and is_text:
+            if change.source is None and is_text and not change.passages:
                 text = self.pool.with_fields(item).description
                 change.passages = find_passages(self.encoder, text) or ()
 

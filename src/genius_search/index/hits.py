@@ -13,6 +13,7 @@ from genius_search.index.items import Item
 from genius_search.index.request import SearchHit, unread_hits
 from genius_search.index.score import Candidates
 from genius_search.index.snapshot import Snapshot, check_files_on_error
+from genius_search.index.store import Segment
 from genius_search.search.rank import Ranking
 
 
@@ -124,12 +125,7 @@ def _read_values(
     least_scores = _least_scores_of(settings.least_scores, query, candidates, items)
     values = []
     for position, (item, segment) in enumerate(zip(items, segments, strict=True)):
-        passage = None
-        if item_rows[position] != owner_rows[position]:
-            # Rows of passages follow the rows of all items.
-            number = item_rows[position] - segment.num_items
-            _, start, end = segment.passages[number].tolist()
-            passage = item.description[start:end]
+        passage, moment = _passage_of(item, segment, item_rows[position])
         decoded: tuple[float, ...] = ()
         if settings.decodes:
             log_probabilities = ranking.log_probabilities[position]
@@ -149,9 +145,26 @@ def _read_values(
                 passage,
                 least_scores[position],
                 excesses[position],
+                moment,
             )
         )
     return values
+
+
+def _passage_of(item: Item, segment: Segment, row: int) -> tuple[str | None, float | None]:
+    """Return the text of the passage in a row, if it has one, and the second in its video.
+
+    The row of a video itself stands for its first frame, whose second is a field.
+    """
+    number = row - segment.num_items  # rows of passages follow the rows of all items
+    if number < 0:
+        seconds = item.fields.get("poster") if item.fields.get("kind") == "video" else None
+        return None, seconds if isinstance(seconds, (int, float)) else None
+    _, start, end = segment.passages[number].tolist()
+    passage = item.description[start:end] or None
+    if segment.moments is None or segment.moments[number] < 0:
+        return passage, None
+    return passage, int(segment.moments[number]) / 1000
 
 
 def _least_scores_of(

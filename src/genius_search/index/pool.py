@@ -36,6 +36,7 @@ from genius_search.data.photo_metadata import read_photo
 from genius_search.data.picture_words import describe_picture, find_place
 from genius_search.data.raw_photos import is_raw_photo
 from genius_search.data.values import fields_to_json
+from genius_search.data.video import is_video_file, video_fields
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
 from genius_search.index.roots import id_of_path, innermost_root, new_root
@@ -110,7 +111,7 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     path = PurePosixPath(item.id)
     name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
     folder = {} if path.parent == PurePosixPath() else {"folder": str(path.parent)}
-    photo = Caption() if item.image is None else read_photo(Path(item.image))
+    photo = _read_metadata(item)
     text = item.text or (clean(composed(photo.text)) if captions and photo.text else None)
     fields = {**folder, **name, **photo.fields, **item.fields}
     about = None
@@ -120,6 +121,14 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     source, _ = fields_to_json(fields)
     modality = Modality.of(has_image=item.image is not None, has_text=text is not None)
     return item._replace(modality=modality, text=text, source=source, about=about)
+
+
+def _read_metadata(item: Item) -> Caption:
+    """Return the caption and the fields inside the file of a picture or a video."""
+    if item.image is None:
+        return Caption()
+    path = Path(item.image)
+    return Caption((), video_fields(path)) if is_video_file(path) else read_photo(path)
 
 
 def is_candidate_list(pool: Path) -> bool:

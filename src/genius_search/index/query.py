@@ -505,9 +505,16 @@ class SnapshotSearcher:
             modalities.append(self._modality_hits(query, candidates, best))
         counts = [len(best.scores) for best in all_best]
         first_rows = np.cumsum([0, *counts[:-1]])
-        origins = merge_modalities(modalities, parts[0][0].k)
+        k = parts[0][0].k
+        # A video may be found twice: by a frame, which is an image, and by a subtitle, a text.
+        has_moments = self.snapshot.has_moments
+        origins = merge_modalities(modalities, sum(counts) if has_moments else k)
         rows = [first_rows[origin.modality] + origin.position for origin in origins]
-        return concatenate(all_best).take(np.array(rows, dtype=np.int64))
+        merged = concatenate(all_best).take(np.array(rows, dtype=np.int64))
+        if has_moments:
+            first_rows = np.unique(self._locations(merged.ranking), return_index=True)[1]
+            merged = merged.take(np.sort(first_rows)[:k])
+        return merged
 
     def _modality_hits(
         self, query: EncodedQuery, candidates: Candidates, best: Candidates

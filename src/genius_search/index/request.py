@@ -376,6 +376,9 @@ class SearchHit(_Unread):
     (:func:`genius_search.index.score.find_excess`). None if one modality was searched, or the
     modality has too few items for a comparison."""
 
+    moment: float | None = None
+    """Second at which the best frame or subtitle of a video is shown; None for other items."""
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from genius_search.data.folder import read_file
+from genius_search.data.video import video_type
 from genius_search.errors import UsageError
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
@@ -28,6 +29,10 @@ from genius_search.records import Modality, composed
 
 MAX_PICTURE_BYTES: Final = 1 << 30
 """Larger files are not read as pictures: an untrusted index may name a file of any size."""
+MAX_HASHED_VIDEO_BYTES: Final = 64 << 20
+"""Of larger videos, only parts are hashed."""
+NUM_HASHED_PARTS: Final = 17
+HASHED_PART_BYTES: Final = 1 << 20
 MAX_COMPARED_FILES: Final = 32
 """Approximate number of files that are compared to decide whether a folder is a moved root."""
 MAX_SIZE_DIGITS: Final = 20
@@ -95,15 +100,30 @@ def hash_picture(file: Path) -> str | None:
     """Return the hash of a picture file.
 
     None for a file that is missing, cannot be read or is too large, and for a pipe, which may never
-    end.
+    end. Of a large video, only some parts count, since it may take minutes to read.
     """
     try:
-        if not file.is_file() or file.stat().st_size > MAX_PICTURE_BYTES:
+        if not file.is_file():
+            return None
+        size = file.stat().st_size
+        if size > MAX_HASHED_VIDEO_BYTES and video_type(file):
+            return _hash_parts(file, size)
+        if size > MAX_PICTURE_BYTES:
             return None
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=DIGEST_BYTES))
     except OSError:
         return None
+    return digest.hexdigest()
+
+
+def _hash_parts(file: Path, size: int) -> str:
+    """Return the hash of parts of a file, evenly spaced, the first and the last one included."""
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    with file.open("rb") as stream:
+        for number in range(NUM_HASHED_PARTS):
+            stream.seek(number * (size - HASHED_PART_BYTES) // (NUM_HASHED_PARTS - 1))
+            digest.update(stream.read(HASHED_PART_BYTES))
     return digest.hexdigest()
 
 

@@ -223,6 +223,11 @@ class Snapshot:
         counts = [np.bincount(segment.passages[:, 0]) for segment in self.segments]
         return max((int(count.max(initial=0)) for count in counts), default=0)
 
+    @cached_property
+    def has_moments(self) -> bool:
+        """Whether there are videos, whose passages have times."""
+        return any(segment.moments is not None for segment in self.segments)
+
     def owner_rows(
         self, segments: Int64[np.ndarray, " rows"], rows: Int64[np.ndarray, " rows"]
     ) -> Int64[np.ndarray, " rows"]:

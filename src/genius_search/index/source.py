@@ -35,6 +35,7 @@ from genius_search.data.features import (
     write_shard,
 )
 from genius_search.data.images import image_type
+from genius_search.data.video import is_video_file, probe_video
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.errors import BadImage
 from genius_search.index.items import Item
@@ -334,8 +335,9 @@ def _find_unreadable(keyed: Sequence[tuple[int, Item]], folder: Path) -> list[Le
     unreadable = []
     for key, item in keyed:
         if item.image is not None:
+            path = folder / item.image
             try:
-                image_type(folder / item.image)
+                probe_video(path) if is_video_file(path) else image_type(path)
             except BadImage as error:
                 unreadable.append(LeftOut(key, str(error.file), error.reason))
     return unreadable

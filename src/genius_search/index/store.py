@@ -90,6 +90,8 @@ FINE: Final = "fine_codes.npy"
 PASSAGES: Final = "passages.npy"
 """Row of the item, and start and end in its text, for each passage; only in segments with
 passages."""
+MOMENTS: Final = "moments.npy"
+"""The time of each passage in milliseconds; only in segments with videos."""
 ITEM_IDS: Final = "item_ids.npy"
 """The ids of all items in UTF-8, row after row, so that hits need no look-up for them."""
 ITEM_ID_ENDS: Final = "item_id_ends.npy"
@@ -156,6 +158,8 @@ class Segment(NamedTuple):
     passages: Int64[np.ndarray, "passages 3"]
     """Row of the item, and start and end in its text, for each passage, in the order of the items.
     Passage i has row ``num_items + i``."""
+    moments: Int64[np.ndarray, " passages"] | None = None
+    """Time of each passage in milliseconds, −1 for one of a text; None without videos."""
     item_ids: ItemIds | None = None
     """The ids of the items; None if they are in the store alone."""
 
@@ -268,7 +272,12 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         ids = open_array(segment_folder / IDS, Expected("u1 i2", (None, None), 0))
         passages = _open_passages(segment_folder, entry)
         expected = expected_arrays(entry.items + len(passages), manifest, *ids.shape)
-        if entry.files.keys() - {PASSAGES, ITEM_IDS, ITEM_ID_ENDS} != {IDS, *expected, ITEMS_FILE}:
+        moments = None
+        if MOMENTS in entry.files:
+            form = Expected("i8", (len(passages),), -1, np.iinfo(np.int64).max)
+            moments = open_array(segment_folder / MOMENTS, form)
+        optional = {PASSAGES, MOMENTS, ITEM_IDS, ITEM_ID_ENDS}
+        if entry.files.keys() - optional != {IDS, *expected, ITEMS_FILE}:
             raise ArtifactMismatch(
                 f"{CURRENT} names {sorted(entry.files)} in {segment_folder}, expected "
                 f"{sorted([IDS, *expected, ITEMS_FILE])}"
@@ -303,6 +312,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         entry.dead_rows(),
         {segment_folder / name: fact for name, fact in entry.files.items()},
         passages,
+        moments,
         item_ids,
     )
 

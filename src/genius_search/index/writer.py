@@ -37,6 +37,7 @@ from pydantic_core import to_json
 
 from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
 from genius_search.data.values import Value, table_values
+from genius_search.data.video import frame_file
 from genius_search.errors import ArtifactMissing, BadData, GeniusError, UsageError
 from genius_search.forks import free_in_children, iterate_unlocked, yield_to_fork
 from genius_search.index.filters import Filter
@@ -67,6 +68,7 @@ from genius_search.index.store import (
     LENGTHS,
     LOCK,
     MIN_DELETED_SHARE,
+    MOMENTS,
     PASSAGES,
     PENDING_PICTURES,
     PICTURE_NAME,
@@ -149,13 +151,21 @@ class ItemArrays(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Part of the text of an item: the characters from ``start`` to ``end``.
+    """Part of the text of an item, the characters from ``start`` to ``end``, or a frame of a video.
 
-    A text that is longer than the encoder reads has passages, each with an embedding and an ID.
+    A text that is longer than the encoder reads has passages, each with an embedding and an ID, and
+    so has a video: its frames, which are no part of its text, and the cues of its subtitles.
     """
 
     start: int
     end: int
+    moment: int | None = None
+    """Time in the video, in milliseconds; None if the item is no video."""
+
+    @property
+    def is_frame(self) -> bool:
+        """Whether the passage is a frame of a video."""
+        return self.moment is not None and self.start == self.end
 
 
 Entry: TypeAlias = Item | Passage
@@ -170,7 +180,9 @@ Batch: TypeAlias = tuple[Sequence[Entry], ItemArrays]
 def items_to_encode(
     entries: Iterable[Entry], add_file_fields: Callable[[Item], Item] = lambda item: item
 ) -> Iterator[Item]:
-    """Yield each item, and each passage as a text item, as an encoder reads them.
+    """Yield each item, and each passage as an item, as an encoder reads them.
+
+    A passage is a text, or a frame of a video.
 
     Parameters
     ----------
@@ -181,6 +193,10 @@ def items_to_encode(
         if isinstance(entry, Item):
             item = entry
             yield item
+        elif entry.is_frame:
+            frame = frame_file(Path(item.image or ""), entry.moment or 0)
+            frame_id = f"{item.id}\n@{entry.moment}"
+            yield Item(frame_id, Modality.IMAGE, None, str(frame), stamp=item.stamp)
         else:
             text = add_file_fields(item).description[entry.start : entry.end]
             yield Item(f"{item.id}\n{entry.start}", Modality.TEXT, text, stamp=item.stamp)
@@ -234,6 +250,7 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     item_arrays: list[ItemArrays] = []
     passage_arrays: list[ItemArrays] = []
     passages: list[tuple[int, int, int]] = []
+    moments: list[int] = []
 
     def split_batches() -> Iterator[Item]:
         """Yield the items, and collect the arrays and the passages meanwhile."""
@@ -252,11 +269,14 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
                     row += 1
                     yield entry
                 else:
-                    passages.append((row, *entry))
+                    passages.append((row, entry.start, entry.end))
+                    moments.append(-1 if entry.moment is None else entry.moment)
 
     num_items = write_items(folder, split_batches())
     if passages:
         append_rows(folder / PASSAGES, np.array(passages, dtype=np.int64))
+    if max(moments, default=-1) >= 0:
+        append_rows(folder / MOMENTS, np.array(moments, dtype=np.int64))
     _write_arrays(folder, [*item_arrays, *passage_arrays])
     return num_items
 
@@ -314,7 +334,9 @@ def _with_passages(segment: Segment, items: Iterable[Item], item_rows: Rows) -> 
         if passage < 0:
             yield next(remaining)
         else:
-            yield Passage(*segment.passages[passage, 1:].tolist())
+            moment = -1 if segment.moments is None else int(segment.moments[passage])
+            _, start, end = segment.passages[passage].tolist()
+            yield Passage(start, end, None if moment < 0 else moment)
 
 
 def alive_batches(segments: Sequence[Segment]) -> Iterator[Batch]:

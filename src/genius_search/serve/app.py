@@ -27,6 +27,7 @@ from starlette.staticfiles import StaticFiles
 from genius_search import __version__
 from genius_search.data.images import encode_jpeg, image_type, open_image, read_raw_preview
 from genius_search.data.raw_photos import is_raw_photo
+from genius_search.data.video import is_video_file, open_frame, video_type
 from genius_search.errors import BadImage, GeniusError
 from genius_search.index.index import Index, current_state
 from genius_search.serve import items, schemas
@@ -57,6 +58,8 @@ Body = TypeVar("Body", bound=RequestBody)
 
 PAGE: Final = pathlib.Path(__file__).parent / "page"
 """The folder of the web page."""
+MAX_MOMENT: Final = 1e6
+"""Maximum second of a video that a thumbnail shows."""
 UNREADABLE_PICTURE: Final = "the picture of this item is missing or cannot be read"
 
 
@@ -219,12 +222,18 @@ def get_picture(
     size: Annotated[
         int, Query(ge=16, le=1_024, description="Maximum length of the longer side in pixels.")
     ] = THUMBNAIL,
+    moment: Annotated[
+        float | None, Query(ge=0, le=MAX_MOMENT, description="Second of a video.")
+    ] = None,
 ) -> Response:
-    """Return a re-encoded thumbnail, without EXIF or other data of the file."""
+    """Return a re-encoded thumbnail, without EXIF or other data of the file.
+
+    That of a video is the indexed frame nearest to `moment`.
+    """
     path = picture_of(request, served, item_id)
     try:
         status = path.stat()
-        version = (str(path), status.st_size, status.st_mtime_ns, size)
+        version = (str(path), status.st_size, status.st_mtime_ns, size, moment)
         headers = {"ETag": f'"{hashlib.sha256(repr(version).encode()).hexdigest()[:32]}"'}
         if headers["ETag"] in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -235,24 +244,32 @@ def get_picture(
 
 
 @functools.lru_cache(512)
-def draw_thumbnail(path: str, _bytes: int, _mtime_ns: int, size: int) -> bytes:
+def draw_thumbnail(
+    path: str, _bytes: int, _mtime_ns: int, size: int, moment: float | None
+) -> bytes:
     """Return a picture as JPEG, with a longer side of at most ``size`` pixels.
 
     Size and time of the file are arguments only so that a changed file is not taken from the cache.
     """
-    picture = open_image(pathlib.Path(path), shortest_side=size)
+    file = pathlib.Path(path)
+    is_video = is_video_file(file)
+    picture = open_frame(file, moment) if is_video else open_image(file, shortest_side=size)
     picture.thumbnail((size, size))
     return encode_jpeg(picture, quality=85)
 
 
 @router.get("/v1/items/original", response_class=FileResponse)
 def get_original(request: Request, served: NamedIndex, item_id: IdQuery) -> Response:
-    """Return the original file of a picture, including its EXIF data; of a raw photo, its preview."""
+    """Return the original file of a picture, including its EXIF data, or of a video.
+
+    Of a raw photo it is the preview. A request with the header `Range` gets a part of the file, as
+    players need it to seek.
+    """
     path = picture_of(request, served, item_id)
     try:
         if is_raw_photo(path):
             return Response(read_raw_preview(path), media_type="image/jpeg")
-        media_type = image_type(path)
+        media_type = video_type(path) or image_type(path)
     except BadImage:
         raise Problem(404, UNREADABLE_PICTURE) from None
     name = pathlib.PurePosixPath(item_id).name

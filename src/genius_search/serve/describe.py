@@ -29,11 +29,15 @@ NUM_EXAMPLE_ITEMS: Final = 16
 
 
 def picture_path(item: SearchHit | Item, index: str) -> str | None:
-    """Return the path of an item's thumbnail on this server, or None if it has no picture."""
+    """Return the path of an item's thumbnail on this server, or None if it has no picture.
+
+    That of a video which was found shows the moment of the hit.
+    """
     if item.image is None:
         return None
     query = f"index={quote_plus(index)}&id={quote_plus(item.id)}&size={schemas.THUMBNAIL}"
-    return f"/v1/items/picture?{query}"
+    moment = getattr(item, "moment", None)
+    return f"/v1/items/picture?{query}" + ("" if moment is None else f"&moment={moment:g}")
 
 
 def describe_item(item: Item, index: str) -> dict[str, Any]:

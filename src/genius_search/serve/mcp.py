@@ -17,7 +17,8 @@ from pydantic import BeforeValidator, Field
 
 from genius_search import __version__
 from genius_search.border import as_id, as_path
-from genius_search.data.images import encode_jpeg, open_image
+from genius_search.data.images import encode_jpeg
+from genius_search.data.video import open_still
 from genius_search.errors import GeniusError, UsageError, plural
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem
@@ -142,7 +143,7 @@ class Tools:
         # An index from someone else may name a private file, but does not know its hash.
         if page > 1 or item.image is None or not is_same_picture(item, Path(item.image)):
             return [facts]
-        picture = open_image(Path(item.image), shortest_side=MAX_PICTURE_SIDE)
+        picture = open_still(Path(item.image), shortest_side=MAX_PICTURE_SIDE)
         picture.thumbnail((MAX_PICTURE_SIDE, MAX_PICTURE_SIDE))
         return [facts, Image(data=encode_jpeg(picture, quality=85), format="jpeg")]
 
@@ -229,6 +230,8 @@ def _describe_hit(hit: SearchHit) -> dict[str, Any]:
         "probability": hit.probability,
         "text": text,
     }
+    if hit.moment is not None:
+        facts["moment"] = hit.moment  # second of a video
     return {**facts, **_describe_fields(hit.fields)}
 
 

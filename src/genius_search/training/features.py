@@ -34,8 +34,9 @@ from genius_search.data.features import (
     to_float16,
     write_shard,
 )
-from genius_search.data.images import SHORTEST_SIDE, open_image
+from genius_search.data.images import SHORTEST_SIDE
 from genius_search.data.mbeir import EvaluationRow, Instructions, MBeir, read_pool, read_queries
+from genius_search.data.video import open_still
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.errors import BadData, BadImage
 from genius_search.nn.codebooks import AnyArray
@@ -236,7 +237,7 @@ class _ShardEncoder:
             try:
                 if row.image is None:
                     return None
-                return open_image(row.image, shortest_side=SHORTEST_SIDE)
+                return open_still(row.image, shortest_side=SHORTEST_SIDE)
             except BadImage as error:
                 if not self._skip_bad_images:
                     raise BadImage(

@@ -251,7 +251,6 @@ def test_data_and_other_encodings_are_not_read_as_western_texts(folder, content,
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("a.mp4", "are videos"),
         ("a.mp3", "are sounds"),
         ("a.doc", "save as .docx"),
         ("a.xlsx", "spreadsheets"),

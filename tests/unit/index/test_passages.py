@@ -176,7 +176,7 @@ def test_passages_cover_the_text_and_none_is_cut(text):
     encoder = load_encoder(WORDLLAMA)
     assert is_cut(encoder, text)
     passages = find_passages(encoder, text)
-    assert not any(is_cut(encoder, text[start:end]) for start, end in passages)
+    assert not any(is_cut(encoder, text[start:end]) for start, end, _ in passages)
     assert not is_cut(encoder, text[: passages[0].start])
     starts = [one.start for one in passages]
     assert starts == sorted(starts)
