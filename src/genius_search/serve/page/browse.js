@@ -27,7 +27,7 @@ function beginning({ month, order }) {
 }
 
 export function Browse({ state }) {
-  const name = JSON.stringify([conditions(state), currentEdition()]);
+  const name = JSON.stringify([conditions(state), dateField(), currentEdition()]);
   const { value: counts, problem, isBusy, again } = useRequest(name, (signal) =>
     countMonths(state, signal),
   );

@@ -9,6 +9,7 @@ import {
   chosen,
   current,
   dateField,
+  dateFields,
   go,
   hasQuery,
   keepPicture,
@@ -169,18 +170,26 @@ function PanelButton({ name, label, mark, panel, setPanel }) {
   `;
 }
 
+/** The choice of an order. If several fields have dates, each is an order of its own. */
 function OrderChoice({ state }) {
-  if (!dateField()) return null;
-  const orders = [
-    ...(hasQuery(state) ? [["", "Best match"]] : []),
-    [hasQuery(state) ? "newest" : "", "Newest first"],
-    ["oldest", "Oldest first"],
-  ];
+  const fields = dateFields();
+  if (!fields.length) return null;
+  const by = (field) => (fields.length > 1 ? ` by “${field}”` : "");
+  const orders = fields.flatMap((date) => [
+    [`newest ${date}`, `Newest first${by(date)}`],
+    [`oldest ${date}`, `Oldest first${by(date)}`],
+  ]);
+  if (hasQuery(state)) orders.unshift([" ", "Best match"]);
+  const order = state.order || (hasQuery(state) ? "" : "newest");
+  const choose = ({ target }) => {
+    const [chosenOrder, date] = target.value.split(" ");
+    search({ order: chosenOrder, date: date === fields[0] ? "" : date });
+  };
   return html`
     <label class="order">
       <span class="unseen">Order</span>
-      <select value=${state.order} onChange=${({ target }) => search({ order: target.value })}>
-        ${orders.map(([order, name]) => html`<option key=${order} value=${order}>${name}</option>`)}
+      <select value=${order ? `${order} ${dateField()}` : " "} onChange=${choose}>
+        ${orders.map(([value, name]) => html`<option key=${value} value=${value}>${name}</option>`)}
       </select>
     </label>
   `;

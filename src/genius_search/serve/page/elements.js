@@ -2,7 +2,7 @@
 
 import { key, pictureAddress, pictureUrl } from "./api.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
-import { chosen, dateField } from "./state.js";
+import { chosen, dateField, dateFields } from "./state.js";
 
 /** Draw an icon from a symbol of index.html. */
 export const Icon = ({ name }) =>
@@ -51,7 +51,7 @@ export function Modal({ label, onClose, children, ...attributes }) {
 }
 
 /** The picture of an item. An <img> cannot send a key, so with a key its bytes are fetched. */
-export function Picture({ path, alt = "", size = 512, onLoad }) {
+export function Picture({ path, alt = "", size = 512, loading = "lazy", onLoad }) {
   const [url, setUrl] = useState(null);
   const [isGone, setGone] = useState(false);
   const hasKey = Boolean(key.get());
@@ -70,7 +70,7 @@ export function Picture({ path, alt = "", size = 512, onLoad }) {
   return html`<img
     src=${hasKey ? url : pictureAddress(path, size)}
     alt=${alt}
-    loading="lazy"
+    loading=${loading}
     decoding="async"
     draggable=${false}
     onLoad=${(event) => onLoad?.(event.target)}
@@ -165,7 +165,8 @@ export const monthName = (text) => month.format(new Date(`${text}-01T00:00Z`));
 
 /** Return the date of an item for people; an empty text without one. */
 export function dateOf(item) {
-  const value = String(item.fields?.[dateField()] ?? "");
+  const field = [dateField(), ...dateFields()].find((name) => item.fields?.[name]);
+  const value = String(item.fields?.[field] ?? "");
   const [date] = /^\d{4}-\d\d-\d\d/.exec(value) ?? [];
   return date ? day.format(new Date(`${date}T00:00Z`)) : value;
 }

@@ -4,7 +4,7 @@
 import { ask } from "./api.js";
 import { count, IconButton, useRequest } from "./elements.js";
 import { html, useEffect, useRef, useState } from "./preact.js";
-import { chosen, current, currentEdition, dateField } from "./state.js";
+import { chosen, current, currentEdition, dateFields } from "./state.js";
 
 const BUILT_IN_FIELDS = ["text", "id"];
 const OPERATORS = [
@@ -99,8 +99,7 @@ function Values({ state, search }) {
  * a further one can be chosen: one search for each field with a condition, and one for the others.
  */
 async function countValues(state, fields, signal) {
-  const date = dateField();
-  const facetOf = (field) => (field === date ? `${field}:year` : field);
+  const facetOf = (field) => (dateFields().includes(field) ? `${field}:year` : field);
   const common = { k: 1, fields: [], match: state.match || undefined };
   if (state.modality) common.modality = state.modality;
   const narrowed = fields.filter((field) => chosenValues(state.where, field).length);

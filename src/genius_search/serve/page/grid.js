@@ -79,8 +79,8 @@ function Card({ item, others, rank, state }) {
         html`<button
           type="button"
           class="others"
-          title="Show the near-duplicates of this item"
-          onClick=${() => moreLike(item, { stack: "no", shown: others + 1 })}
+          title="Show this item and its duplicates one by one"
+          onClick=${() => moreLike(item, { stack: "no" })}
         >
           ${count(others)} alike
         </button>`}

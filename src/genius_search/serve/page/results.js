@@ -117,7 +117,7 @@ function Answer({ answer, state }) {
       <${StackChoice} state=${state} label="Stack near-duplicates" />
       <details class="fine">
         <summary>Expert</summary>
-        ${milliseconds} ms, beam ${settings.beam}, re-ranking ${settings.rerank}
+        <p>${milliseconds} ms, beam ${settings.beam}, re-ranking ${settings.rerank}</p>
       </details>
     </div>
     ${isDoubtful &&

@@ -13,6 +13,7 @@ export const START = Object.freeze({
   instruction: "",
   modality: "",
   order: "", // "newest" or "oldest"; by match or, without a query, "newest" if empty
+  date: "", // the field with the date; the first of the index if empty
   month: "", // where the timeline begins: 2024-05
   stack: "", // "no" shows near-duplicates one by one
   k: 20,
@@ -48,9 +49,12 @@ export const itemsChanged = () => (edition += 1);
 /** Return the selected index. */
 export const chosen = () => indexes.find((index) => index.name === state.index) ?? indexes[0];
 
-/** Return the field with the date of items, or null. */
+/** Return the fields of the index with dates. */
+export const dateFields = () => DATE_FIELDS.filter((name) => chosen().fields.includes(name));
+
+/** Return the field with the date that items are sorted by, or null. */
 export const dateField = () =>
-  DATE_FIELDS.find((name) => chosen().fields.includes(name)) ?? null;
+  dateFields().find((name) => name === state.date) ?? dateFields()[0] ?? null;
 
 /** Change the state and the address, and draw the page. */
 export function go(changes, { replace = false, opened = false } = {}) {
@@ -94,7 +98,9 @@ export async function learnIndexes() {
 
 /** Store the items that are shown in their order, for the viewer; `more` loads the next ones. */
 export function list(items, more = null) {
+  const isLonger = items.length !== listed.items.length;
   listed = { items, more };
+  if (isLonger && state.item) setTimeout(() => show(state)); // the viewer has a next item now
 }
 export const shownItems = () => listed;
 
@@ -133,6 +139,7 @@ export function read(address, entry) {
     instruction: parameters.get("instruction") ?? "",
     modality: parameters.get("find") ?? "",
     order: oneOf("order", "newest", "oldest"),
+    date: oneOf("date", ...DATE_FIELDS),
     month: /^(\d{4}-\d\d|none)$/.exec(parameters.get("month") ?? "")?.[0] ?? "",
     stack: oneOf("stack", "no"),
     k: number("k", START.k),
@@ -162,6 +169,7 @@ export function address(state) {
     for (const part of state.parts) parameters.append("part", `${part.weight}*${part.value}`);
     add("find", state.modality);
     add("order", state.order);
+    add("date", state.date);
     add("month", state.month);
     add("stack", state.stack);
     add("instruction", state.instruction);

@@ -38,7 +38,7 @@ export function Viewer({ state }) {
   lastItem = state.item;
   const step = (by) => {
     const next = items[place + by];
-    if (place >= 0 && next) go({ item: next.id }, { replace: true });
+    if (shown && next) go({ item: next.id }, { replace: true });
   };
   const magnify = (factor) => setZoom(Math.min(MAX_ZOOM, Math.max(1, zoom * factor)));
   const keys = {
@@ -63,18 +63,11 @@ export function Viewer({ state }) {
       <div class="stage-frame">
         ${item && html`<${Stage} key=${item.id} item=${item} zoom=${zoom} setZoom=${setZoom} />`}
         <div class="tools">
-          <${IconButton}
-            name="left"
-            label="Previous item"
-            aria-disabled=${place > 0 ? null : "true"}
-            onClick=${() => step(-1)}
-          />
-          <${IconButton}
-            name="right"
-            label="Next item"
-            aria-disabled=${place >= 0 && place < items.length - 1 ? null : "true"}
-            onClick=${() => step(1)}
-          />
+          ${shown &&
+          html`
+            <${StepButton} name="left" label="Previous item" by=${-1} step=${step} place=${place} />
+            <${StepButton} name="right" label="Next item" by=${1} step=${step} place=${place} />
+          `}
           ${item?.image &&
           html`
             <${IconButton} name="minus" label="Zoom out" onClick=${() => magnify(1 / ZOOM_STEP)} />
@@ -92,6 +85,17 @@ export function Viewer({ state }) {
 }
 
 let lastItem = null;
+
+/** A button to the item before or after. It keeps the focus where there is no further item. */
+function StepButton({ name, label, by, step, place }) {
+  const isLast = !shownItems().items[place + by];
+  return html`<${IconButton}
+    name=${name}
+    label=${label}
+    aria-disabled=${isLast ? "true" : null}
+    onClick=${() => step(by)}
+  />`;
+}
 
 /** Focus the card of the item that was shown last. */
 function focusCard(id) {
@@ -163,7 +167,12 @@ function FullPicture({ item, isWhole, onSize }) {
     <${Picture} path=${item.image} size=${1024} alt=${itemName(item)} onLoad=${learnSize} />
     ${isWhole &&
     html`<span class="original" hidden=${!isReady}>
-      <${Picture} path=${originalPath(item)} size=${0} onLoad=${() => setReady(true)} />
+      <${Picture}
+        path=${originalPath(item)}
+        size=${0}
+        loading="eager"
+        onLoad=${() => setReady(true)}
+      />
     </span>`}
   `;
 }
