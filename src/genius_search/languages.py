@@ -18,7 +18,7 @@ MIN_WORDS: Final = 4
 """Texts with fewer words show no language."""
 MIN_FOREIGN_LETTERS: Final = 0.3
 """Minimum share of letters outside the Latin alphabet in a text of another script."""
-_WORD: Final = re.compile(r"[^\W\d_]+")
+_LETTERS: Final = re.compile(r"[^\W\d_]+")
 _LATIN: Final = re.compile(r"[a-zA-Z\u00c0-\u024f]")
 _ENGLISH_WORDS: Final = (
     "the and of to is it that for with are this from by be have has not you his her they which or "
@@ -54,7 +54,7 @@ def is_mostly_english(texts: Iterable[str]) -> bool:
 def _vote(text: str) -> bool | None:
     """Return whether a text is English; None if it shows no language."""
     beginning = text[:MAX_READ_CHARACTERS]
-    words = _WORD.findall(beginning.lower())
+    words = _LETTERS.findall(beginning.lower())
     num_letters = sum(map(len, words))
     if num_letters - len(_LATIN.findall(beginning)) > MIN_FOREIGN_LETTERS * num_letters:
         return False
