@@ -9,10 +9,12 @@ import {
   fileName,
   itemName,
   items,
+  matchingLines,
   Modal,
   modalityName,
   originalPath,
   percent,
+  pictureLines,
   ProblemNotice,
   say,
   useRequest,
@@ -29,6 +31,7 @@ export function ItemDetails({ item, state }) {
     <h2>${item.fields?.title || fileName(item)}</h2>
     ${date && html`<p class="fine">${date}</p>`}
     ${item.image && item.text && html`<p class="text">${item.text}</p>`}
+    ${pictureLines(item).length > 0 && html`<${PictureText} item=${item} />`}
     <div class="actions">
       <button type="button" class="primary" onClick=${() => moreLike(item)}>Similar</button>
       <button type="button" onClick=${() => describeChange(item)}>Describe a change</button>
@@ -52,6 +55,20 @@ export function ItemDetails({ item, state }) {
     </dl>
     ${item.codes?.length > 0 && html`<${Path} item=${item} state=${state} />`}
     ${isAsking && html`<${DeleteDialog} item=${item} onClose=${() => setAsking(false)} />`}
+  `;
+}
+
+/** The text in a picture; lines with words of the query are marked. */
+function PictureText({ item }) {
+  const matching = new Set(matchingLines(item));
+  return html`
+    <h3>Text in the picture</h3>
+    <ul class="lines">
+      ${pictureLines(item).map((line) => {
+        const isMatch = matching.has(line);
+        return html`<li>${isMatch ? html`<mark>${line.words}</mark>` : line.words}</li>`;
+      })}
+    </ul>
   `;
 }
 

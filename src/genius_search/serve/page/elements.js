@@ -2,7 +2,7 @@
 
 import { key, pictureAddress, pictureUrl } from "./api.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./preact.js";
-import { chosen, dateField, dateFields } from "./state.js";
+import { chosen, current, dateField, dateFields } from "./state.js";
 
 /** Draw an icon from a symbol of index.html. */
 export const Icon = ({ name }) =>
@@ -175,6 +175,27 @@ const SINGULAR = { image: "Picture", text: "Text", "image-text": "Picture and te
 const PLURAL = { image: "Pictures", text: "Texts", "image-text": "Picture and text" };
 export const modalityName = (modality) => SINGULAR[modality] ?? modality;
 export const modalityNames = (modality) => PLURAL[modality] ?? modality;
+
+export const isVideo = (item) => item.fields?.kind === "video";
+
+/** Format seconds of a video: 1:07:03, or 7:03. */
+export function duration(seconds) {
+  const [hours, minutes] = [seconds / 3600, (seconds / 60) % 60].map(Math.floor);
+  const padded = [hours, minutes, Math.floor(seconds % 60)].map((part) => `${part}`.padStart(2, "0"));
+  return padded.slice(hours ? 0 : 1).join(":").replace(/^0/, "");
+}
+
+/** Return the lines of text in a picture, with their boxes. */
+export const pictureLines = (item) => item.picture_text ?? [];
+
+/** Return the lines of text in a picture with a word of the query. */
+export function matchingLines(item) {
+  const wordsOf = (text) => text.toLowerCase().match(/[\p{L}\p{N}]{2,}/gu) ?? [];
+  const asked = wordsOf(current().text);
+  return pictureLines(item).filter(({ words }) =>
+    wordsOf(words).some((word) => asked.some((start) => word.startsWith(start))),
+  );
+}
 
 /** Return the path of the original file of an item on the server. */
 export const originalPath = (item) =>

@@ -1,7 +1,7 @@
 // A grid of items in rows of equal height, in which each picture keeps its shape.
 
 import { moreLike } from "./composer.js";
-import { count, dateOf, fileName, itemName, percent, Picture } from "./elements.js";
+import { count, dateOf, duration, fileName, isVideo, itemName, percent, Picture } from "./elements.js";
 import { html, useState } from "./preact.js";
 import { address } from "./state.js";
 
@@ -45,9 +45,11 @@ function Card({ item, others, rank, state }) {
     setRatio(shape);
   };
   const date = dateOf(item);
+  const length = isVideo(item) && item.fields.duration;
   const label = [
     rank === null ? itemName(item) : `Hit ${rank}: ${itemName(item)}`,
     date,
+    length > 0 && `video of ${duration(length)}`,
     sure && `${sure} likely`,
   ];
   return html`
@@ -62,7 +64,13 @@ function Card({ item, others, rank, state }) {
         aria-label=${label.filter(Boolean).join(", ")}
       >
         ${item.image
-          ? html`<span class="frame"><${Picture} path=${item.image} onLoad=${learnRatio} /></span>`
+          ? html`<span class="frame">
+              <${Picture} path=${item.image} onLoad=${learnRatio} />
+              ${length > 0 &&
+              html`<span class="length">
+                ${item.moment > 0 && `${duration(item.moment)} of `}${duration(length)}
+              </span>`}
+            </span>`
           : html`<${TextFace} item=${item} />`}
         <span class="foot">
           ${(!item.text || !item.image) && html`<span class="name">${title(item)}</span>`}

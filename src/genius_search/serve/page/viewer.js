@@ -1,11 +1,13 @@
 // The viewer of one item: its picture, which can be enlarged, its text and fields, and what can be
 // done with it. The arrow keys lead to the items before and after it.
 
-import { ask } from "./api.js";
+import { ask, key, pictureUrl } from "./api.js";
 import { ItemDetails } from "./details.js";
 import {
   IconButton,
+  isVideo,
   itemName,
+  matchingLines,
   Modal,
   originalPath,
   Picture,
@@ -28,7 +30,8 @@ export function Viewer({ state }) {
   const { value, problem, isBusy } = useRequest(name, (signal) =>
     ask("v1/items", { query: { index: chosen().name, id: state.item }, signal }),
   );
-  const item = isBusy || problem ? shown : { ...shown, ...value };
+  // The hit knows the best moment of a video, and its picture shows it.
+  const item = isBusy || problem ? shown : { ...value, ...shown, ...details(value) };
   useEffect(() => {
     setZoom(1);
     if (more && place === items.length - 1) more();
@@ -61,7 +64,10 @@ export function Viewer({ state }) {
   return html`
     <${Modal} label="Item" class="viewer" onClose=${closeItem} onKeyDown=${press}>
       <div class="stage-frame">
-        ${item && html`<${Stage} key=${item.id} item=${item} zoom=${zoom} setZoom=${setZoom} />`}
+        ${item && isVideo(item) && html`<${VideoStage} key=${item.id} item=${item} />`}
+        ${item &&
+        !isVideo(item) &&
+        html`<${Stage} key=${item.id} item=${item} zoom=${zoom} setZoom=${setZoom} />`}
         <div class="tools">
           ${shown &&
           html`
@@ -69,6 +75,7 @@ export function Viewer({ state }) {
             <${StepButton} name="right" label="Next item" by=${1} step=${step} place=${place} />
           `}
           ${item?.image &&
+          !isVideo(item) &&
           html`
             <${IconButton} name="minus" label="Zoom out" onClick=${() => magnify(1 / ZOOM_STEP)} />
             <output aria-label="Zoom">${Math.round(zoom * 100)} %</output>
@@ -83,6 +90,14 @@ export function Viewer({ state }) {
     <//>
   `;
 }
+
+/** Return what only the item itself has, and not the hit. */
+const details = ({ text, fields, codes, picture_text: lines }) => ({
+  text,
+  fields,
+  codes,
+  picture_text: lines,
+});
 
 let lastItem = null;
 
@@ -154,6 +169,13 @@ function Stage({ item, zoom, setZoom }) {
     >
       <div class="sheet" style=${style}>
         <${FullPicture} item=${item} isWhole=${zoom > 1} onSize=${setSize} />
+        ${matchingLines(item).map(({ words, box: [left, top, right, bottom] }) => {
+          const [width, height] = [right - left, bottom - top];
+          const share = (part) => `${100 * part}%`;
+          const area = { left, top, width, height };
+          const edges = Object.entries(area).map(([edge, part]) => [edge, share(part)]);
+          return html`<mark title=${words} style=${Object.fromEntries(edges)} />`;
+        })}
       </div>
     </div>
   `;
@@ -175,4 +197,33 @@ function FullPicture({ item, isWhole, onSize }) {
       />
     </span>`}
   `;
+}
+
+/** A video, which plays from the best moment of the hit. */
+function VideoStage({ item }) {
+  const video = useRef(null);
+  const [url, setUrl] = useState(key.get() ? null : originalPath(item));
+  const [isRefused, setRefused] = useState(false);
+  const seek = () => (video.current.currentTime = item.moment ?? 0);
+  useEffect(() => {
+    if (!url) pictureUrl(originalPath(item)).then(setUrl, () => setRefused(true));
+  }, []);
+  useEffect(() => {
+    if (video.current?.readyState) seek();
+  }, [item.moment]);
+  if (isRefused)
+    return html`<div class="stage">
+      <${Picture} path=${item.image} size=${1024} alt=${itemName(item)} />
+      <p class="notice">This browser cannot play the video; open the original.</p>
+    </div>`;
+  return html`<video
+    class="stage"
+    ref=${video}
+    src=${url}
+    controls
+    preload="metadata"
+    aria-label=${itemName(item)}
+    onLoadedMetadata=${seek}
+    onError=${() => setRefused(true)}
+  />`;
 }
