@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image, ImageDraw
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from genius_search.index.index import Index
 
@@ -174,3 +175,60 @@ def test_buttons_have_plain_words_and_the_beam_is_for_experts(page):
     ).to_have_count(0)
     page.get_by_role("button", name="Expert").click()
     expect(page.get_by_role("slider", name=re.compile("^Beam"))).to_be_visible()
+
+
+def test_words_of_the_query_are_marked_in_the_picture(page):
+    def with_text(route: Route) -> None:
+        item = route.fetch().json()
+        item["picture_text"] = [
+            {"words": "Boarding pass", "box": [0.1, 0.2, 0.6, 0.3]},
+            {"words": "Gate B42", "box": [0.1, 0.5, 0.4, 0.6]},
+        ]
+        route.fulfill(json=item)
+
+    page.route(re.compile(r"/v1/items\?"), with_text)
+    page.goto(f"{page.url}?q=which+gate&item=p02.jpg")
+    viewer = page.get_by_role("dialog", name="Item")
+    expect(viewer.get_by_role("listitem").filter(has_text="Boarding pass")).to_be_visible()
+    mark = viewer.locator(".sheet mark")
+    expect(mark).to_have_count(1)
+    expect(viewer.locator(".lines mark")).to_have_text("Gate B42")
+    page.wait_for_timeout(300)
+    picture, box = viewer.locator(".sheet").bounding_box(), mark.bounding_box()
+    assert box["x"] - picture["x"] == pytest.approx(0.1 * picture["width"], abs=1)
+    assert box["height"] == pytest.approx(0.1 * picture["height"], abs=1)
+
+
+def test_a_video_plays_from_the_moment_that_was_found(page, tmp_path):
+    cv2 = pytest.importorskip("cv2", reason="needs the extra video")
+    film = tmp_path / "film.webm"
+    writer = cv2.VideoWriter(str(film), cv2.VideoWriter_fourcc(*"VP80"), 10, (64, 48))
+    for grey in range(0, 250, 5):
+        writer.write(np.full((48, 64, 3), grey, dtype=np.uint8))
+    writer.release()
+
+    data = film.read_bytes()
+
+    def send_part(route: Route) -> None:
+        start = int(re.match(r"bytes=(\d+)", route.request.headers.get("range", "bytes=0"))[1])
+        headers = {
+            "Content-Type": "video/webm",
+            "Content-Range": f"bytes {start}-{len(data) - 1}/{len(data)}",
+        }
+        route.fulfill(status=206, body=data[start:], headers=headers)
+
+    def as_video(route: Route) -> None:
+        answer = route.fetch().json()
+        for hit in answer.get("hits", []):
+            hit |= {"moment": 2.5, "fields": {"kind": "video", "duration": 65.0}}
+        route.fulfill(json=answer)
+
+    page.route("**/v1/search", as_video)
+    page.route(re.compile(r"/v1/items\?"), lambda route: route.fulfill(json={}))
+    page.route("**/v1/items/original*", send_part)
+    page.goto(f"{page.url}?q=a+box")
+    shown = page.locator(".card").first
+    expect(shown.locator(".length")).to_have_text("0:02 of 1:05")
+    shown.get_by_role("link").click()
+    video = page.get_by_role("dialog", name="Item").locator("video")
+    expect(video).to_have_js_property("currentTime", 2.5)

@@ -44,7 +44,8 @@ PICTURE_PATHS: Final = READING_POSTS | {ITEMS_PATH, "/v1/feedback"}
 """Paths that accept multipart/form-data with pictures."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; "
-    "media-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "media-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'self'; "
+    "frame-ancestors 'none'",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",

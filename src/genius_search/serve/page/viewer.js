@@ -91,13 +91,8 @@ export function Viewer({ state }) {
   `;
 }
 
-/** Return what only the item itself has, and not the hit. */
-const details = ({ text, fields, codes, picture_text: lines }) => ({
-  text,
-  fields,
-  codes,
-  picture_text: lines,
-});
+/** Return what the item itself has and its hit has not. */
+const details = ({ codes, picture_text }) => ({ codes, picture_text });
 
 let lastItem = null;
 
