@@ -115,7 +115,8 @@ def locations(ranking):
 
 
 def test_cells_that_are_left_out_lose_little(library, drawn, monkeypatch):
-    monkeypatch.setattr(kernel, "FIRST_ROWS", 40)
+    monkeypatch.setattr(kernel, "MIN_FIRST_ROWS", 40)
+    monkeypatch.setattr(kernel, "MAX_FIRST_ROWS", 40)
     searcher, queries = drawn
     settings = dataclasses.replace(searcher.config, shortlist=30, margin=3.0)
     ranker, evidence = searcher.model.ranker, searcher._evidence

@@ -141,7 +141,7 @@ def main() -> None:
         compiler = build()
     if compiler is None:
         sys.stderr.write(
-            "no C compiler found: searches will need PyTorch, and take a few times longer\n"
+            "no C compiler found: searches will need PyTorch, and take up to a hundred times longer\n"
         )
     else:
         sys.stderr.write(f"compiled the search with {shlex.join(compiler)}\n")
@@ -149,7 +149,7 @@ def main() -> None:
 
 @cache
 def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
-    """Open the fastest library that this processor supports; log a message if there is none."""
+    """Open the fastest library that this processor supports; log a warning if there is none."""
     for variant in VARIANTS:
         path = library_path(variant, folder)
         if path.exists():
@@ -157,9 +157,10 @@ def open_library(folder: Path = FOLDER) -> ctypes.CDLL | None:
             if library.is_supported():
                 _declare_functions(library)
                 return library
-    logging.getLogger(__name__).info(
-        "the compiled library is missing, so NumPy and PyTorch (extra train) replace it, a few "
-        "times slower; `python -m genius_search.native.build` compiles it"
+    logging.getLogger(__name__).warning(
+        "the compiled library is missing or older than its source, so NumPy and PyTorch (extra "
+        "train) replace it, up to a hundred times slower; `python -m genius_search.native.build` "
+        "compiles it"
     )
     return None
 

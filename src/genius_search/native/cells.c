@@ -13,7 +13,8 @@
      choose_limits()     from a sample of cells: how good a cell must be
      list_cells()        the cells with good bases
      scan_cells()        the items in them; the best wait in ``w->kept``
-     keep_shortlist()    the best of these, with scores that are not rounded
+     keep_shortlist()    the best of these, which are compared by embeddings next
+     multiply_hits()     exact scores of those that may be among the best k
 
    Cells are scanned twice: first the best ones, whose items show how good a score of the shortlist
    is; then those from which an item may reach it. */
@@ -30,15 +31,16 @@ enum { LIMIT_BUCKET = 16 };   /* resolution of limits from the sample of cells *
 enum { MIN_SHORTLIST = 400 }; /* items whose scores are computed for a ranking by codes */
 enum { CELL_LANES = 16 };     /* numbers of 16 bits that are compared together */
 
-/* A block, or the part of it that belongs to a cell. */
+/* A block of items, which may belong to several cells. */
 typedef struct {
-  int32_t block, cell;
-  uint16_t mask; /* bits of its allowed items in the cell */
-  int16_t base;  /* of the cell, relative to the best one, in steps of the bytes */
+  int32_t block, cell;      /* the cell of its first allowed item */
+  uint16_t mask;            /* bits of its allowed items in listed cells */
+  int16_t bases[FINE_ROWS]; /* of the items' cells, relative to the best cell, in steps of the
+                               bytes; first those of even, then those of odd items */
 } Unit;
 
 typedef struct {
-  int32_t part, position, cell;
+  int32_t part, position, cell; /* the item is in this cell or in one of the next cells */
 } Kept;
 
 typedef struct {
@@ -49,12 +51,14 @@ typedef struct {
   uint8_t bytes[MAX_FINE_CODES * 32] __attribute__((aligned(64))); /* each table twice */
   float step;                 /* of the bytes */
   float deviation;            /* of the sums over fine codes */
-  float mean;                 /* of these sums, above the sum of the smallest numbers of tables */
+  float mean;                 /* of these sums, above ``smallest`` */
   float unit;                 /* bases of cells are multiplied by this and rounded */
   int16_t first[CODES] __attribute__((aligned(64)));  /* bases of codes, in this unit */
   int16_t second[CODES] __attribute__((aligned(64)));
   int16_t cost_factor;        /* of the costs of cells */
   int32_t best;               /* the best base of a cell */
+  float smallest;             /* sum of the smallest numbers of tables */
+  float origin;               /* score of an item in the best cell whose bytes are 0 */
   int64_t num_kept, next_limit, shortlist;
   int32_t limit;              /* sums of kept items are above */
 } CellScan;
@@ -110,7 +114,7 @@ static void fill_tables(CellScan *scan, const float *query) {
   const Model *m = scan->model;
   float widest = 0, variance = 0, smallest[MAX_FINE_CODES];
   int64_t last = m->fine_codes - 1;
-  scan->mean = 0;
+  scan->mean = scan->smallest = 0;
   for (int64_t t = 0, d = 0; t < m->fine_codes; t++) {
     float table[FINE_VALUES] = {0}, low, high, sum = 0, squares = 0;
     for (; t < last && d < m->fine_ends[t]; d++)
@@ -124,6 +128,7 @@ static void fill_tables(CellScan *scan, const float *query) {
       squares += table[v] * table[v];
     }
     smallest[t] = low;
+    scan->smallest += low;
     scan->mean += sum / FINE_VALUES - low;
     variance += squares / FINE_VALUES - (sum / FINE_VALUES) * (sum / FINE_VALUES);
     widest = high - low > widest ? high - low : widest;
@@ -248,6 +253,11 @@ static int32_t find_limit(int16_t *scores, int64_t count, int64_t most, int32_t 
 /* Sum the bytes of four units' items. ``good`` receives the bits of items above the limit, those of
    two units in each number; ``sums`` their sums, first those of even, then those of odd items. */
 #ifdef __AVX2__
+static inline __m256i join_halves(const void *low, const void *high) {
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low)),
+                                 _mm_loadu_si128(high), 1);
+}
+
 static inline __attribute__((always_inline)) void scan_units(const CellScan *scan,
                                                              const uint8_t *blocks,
                                                              const Unit *units, uint32_t *good,
@@ -262,9 +272,7 @@ static inline __attribute__((always_inline)) void scan_units(const CellScan *sca
       __m256i first = _mm256_load_si256((const __m256i *)(scan->bytes + p * 64));
       __m256i second = _mm256_load_si256((const __m256i *)(scan->bytes + p * 64 + 32));
       for (int h = 0; h < 2; h++) {
-        __m256i pairs = _mm256_inserti128_si256(
-            _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(rows[2 * h] + p * 16))),
-            _mm_loadu_si128((const __m128i *)(rows[2 * h + 1] + p * 16)), 1);
+        __m256i pairs = join_halves(rows[2 * h] + p * 16, rows[2 * h + 1] + p * 16);
         __m256i a = _mm256_shuffle_epi8(first, _mm256_and_si256(pairs, low));
         __m256i b = _mm256_shuffle_epi8(
             second, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low));
@@ -278,11 +286,9 @@ static inline __attribute__((always_inline)) void scan_units(const CellScan *sca
   }
   __m256i limit = _mm256_set1_epi16((int16_t)scan->limit);
   for (int h = 0; h < 2; h++) {
-    __m256i base =
-        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_set1_epi16(units[2 * h].base)),
-                                _mm_set1_epi16(units[2 * h + 1].base), 1);
-    even[h] = _mm256_add_epi16(even[h], base);
-    odd[h] = _mm256_add_epi16(odd[h], base);
+    even[h] = _mm256_add_epi16(even[h], join_halves(units[2 * h].bases, units[2 * h + 1].bases));
+    odd[h] = _mm256_add_epi16(
+        odd[h], join_halves(units[2 * h].bases + FINE_ROWS / 2, units[2 * h + 1].bases + FINE_ROWS / 2));
     __m256i good_even = _mm256_cmpgt_epi16(even[h], limit);
     __m256i good_odd = _mm256_cmpgt_epi16(odd[h], limit);
     uint32_t masks = (uint32_t)units[2 * h].mask | (uint32_t)units[2 * h + 1].mask << 16;
@@ -310,7 +316,7 @@ static inline __attribute__((always_inline)) void scan_units(const CellScan *sca
         totals[r] = (int16_t)(totals[r] + sum);
       }
     for (int r = 0; r < FINE_ROWS; r++) {
-      int16_t sum = (int16_t)(totals[r] + units[u].base);
+      int16_t sum = (int16_t)(totals[r] + units[u].bases[(r & 1) * (FINE_ROWS / 2) + r / 2]);
       sums[u / 2 * 32 + (r & 1) * 16 + u % 2 * 8 + r / 2] = sum;
       if (sum > scan->limit && units[u].mask >> r & 1) good[u / 2] |= 1u << (u % 2 * 16 + r);
     }
@@ -352,6 +358,25 @@ static inline __attribute__((always_inline)) int64_t flush_units(CellScan *scan,
   return count - i;
 }
 
+/* Add the allowed items of a cell in a block, the bits of ``mask``, to the units that wait. The
+   last unit is that of the same block if the previous cell ends in it. Return the number of units. */
+static inline int64_t add_unit(Unit *units, int64_t waiting, int32_t block, int32_t cell,
+                               uint32_t mask, int16_t base) {
+  Unit *unit = units + waiting - 1;
+  if (!waiting || unit->block != block) {
+    unit = units + waiting++;
+    *unit = (Unit){.block = block, .cell = cell};
+    for (int i = 0; i < FINE_ROWS; i++) unit->bases[i] = base;
+  } else {
+    for (uint32_t bits = mask; bits; bits &= bits - 1) {
+      int row = __builtin_ctz(bits);
+      unit->bases[(row & 1) * (FINE_ROWS / 2) + row / 2] = base;
+    }
+  }
+  unit->mask |= (uint16_t)mask;
+  return waiting;
+}
+
 /* Scan the items of a part in the listed cells. */
 static inline __attribute__((always_inline)) int scan_part(CellScan *scan, int64_t number,
                                                            int64_t count, const int codes) {
@@ -381,7 +406,7 @@ static inline __attribute__((always_inline)) int scan_part(CellScan *scan, int64
       if (allowed) mask &= allowed[block];
       if (!mask) continue;
       w->touched += __builtin_popcount(mask);
-      units[waiting++] = (Unit){block, cells[c], (uint16_t)mask, base};
+      waiting = add_unit(units, waiting, block, cells[c], mask, base);
       if (waiting < UNITS) continue;
       waiting = flush_units(scan, number, units, waiting, 0, codes);
       if (waiting < 0) return NO_MEMORY;
@@ -477,66 +502,97 @@ static int list_modalities(CellScan *scan, int32_t low, int32_t high, int64_t *c
 }
 
 /* Return the packed codes of an item; two codes follow after each FINE_ROWS bytes. */
-static inline const uint8_t *find_pairs(const CellScan *scan, const Kept *kept, int64_t codes) {
-  return scan->work->parts[kept->part].fine + kept->position / FINE_ROWS * codes * FINE_ROWS / 2 +
-         kept->position % FINE_ROWS;
+static inline const uint8_t *find_pairs(const CellScan *scan, const Hit *hit, int64_t codes) {
+  return scan->work->parts[hit->part].fine + hit->row / FINE_ROWS * codes * FINE_ROWS / 2 +
+         hit->row % FINE_ROWS;
 }
 
-/* Return the product of the query with the vectors of a kept item's codes, without rounding. */
+/* Return the product of the query with the vectors of an item's codes, without rounding. */
 static inline __attribute__((always_inline)) float multiply_codes_of(const CellScan *scan,
-                                                                     const Kept *kept,
+                                                                     const Hit *hit,
                                                                      const int codes) {
   const Model *m = scan->model;
   const float *products = scan->work->products.at, *tables = scan->tables[0];
-  const uint8_t *pairs = find_pairs(scan, kept, codes);
+  const uint8_t *pairs = find_pairs(scan, hit, codes);
   float sums[4] = {0};
   for (int p = 0; p < codes / 2; p++) {
     uint8_t pair = pairs[p * FINE_ROWS];
     sums[2 * (p & 1)] += tables[p * 2 * FINE_VALUES + (pair & 15)];
     sums[2 * (p & 1) + 1] += tables[p * 2 * FINE_VALUES + FINE_VALUES + (pair >> 4)];
   }
-  int32_t cells = (int32_t)num_cells(m), cell = kept->cell % cells;
-  int32_t seconds = (int32_t)m->grid[2], first = cell / seconds;
-  float base = products[kept->cell / cells] + products[m->grid[0] + first];
+  int32_t cells = (int32_t)num_cells(m), modality = (int32_t)hit->beam / cells;
+  int32_t cell = (int32_t)hit->beam - modality * cells, seconds = (int32_t)m->grid[2];
+  int32_t first = cell / seconds;
+  float base = products[modality] + products[m->grid[0] + first];
   if (seconds > 1) base += products[m->grid[0] + m->grid[1] + cell - first * seconds];
   /* The last code is that of the half norm. */
   float half_norm = m->fine_norms[pairs[(codes / 2 - 1) * FINE_ROWS] >> 4];
   return base + (sums[0] + sums[1] + (sums[2] + sums[3])) + half_norm;
 }
 
-/* Return what a kept item's score loses in a ranking by codes: its half norm and density. */
-static float find_code_costs(const CellScan *scan, const Kept *kept, int64_t item) {
+/* Return the half norms of an item's cell and fine codes. */
+static inline float find_half_norm(const CellScan *scan, const Hit *hit) {
   const Model *m = scan->model;
-  const Part *part = scan->work->parts + kept->part;
-  const uint8_t *pairs = find_pairs(scan, kept, m->fine_codes);
-  float cost = m->largest_cell_cost * (float)m->cell_costs[kept->cell] / 32767;
-  cost += m->fine_norms[pairs[(m->fine_codes / 2 - 1) * FINE_ROWS] >> 4];
+  const uint8_t *pairs = find_pairs(scan, hit, m->fine_codes);
+  return m->largest_cell_cost * (float)m->cell_costs[hit->beam] / 32767 +
+         m->fine_norms[pairs[(m->fine_codes / 2 - 1) * FINE_ROWS] >> 4];
+}
+
+/* Return what an item's score loses in a ranking by codes: its half norm and density. */
+static float find_code_costs(const CellScan *scan, const Hit *hit) {
+  const Part *part = scan->work->parts + hit->part;
+  float cost = find_half_norm(scan, hit);
   if (part->densities)
-    cost += scan->request->density_step * (float)(part->densities[item] - ZERO_DENSITY);
+    cost += scan->request->density_step * (float)(part->densities[hit->item] - ZERO_DENSITY);
   return cost;
 }
 
-/* Make hits of the kept items above the limit. Their rows are positions until
-   find_rows_of_hits(). */
+/* Make hits of the kept items above the limit. Until finish_hits(), their rows are positions and
+   their beams are cells. If embeddings are compared next, their scores are products by rounded
+   tables; refine_scores() then replaces those of the best hits. */
 static inline __attribute__((always_inline)) int keep_shortlist(CellScan *scan, const int codes) {
   Work *w = scan->work;
   const Kept *kept = w->kept.at;
   const int16_t *sums = w->sums.at;
-  int64_t first = w->num_hits;
-  if (!reserve(&w->hit_buffer, first + scan->num_kept, sizeof(Hit))) return NO_MEMORY;
+  int is_compared = scan->request->compared_k > 0;
+  if (!reserve(&w->hit_buffer, w->num_hits + scan->num_kept, sizeof(Hit))) return NO_MEMORY;
   Hit *hits = w->hit_buffer.at;
   for (int64_t i = 0; i < scan->num_kept; i++) {
     if (i + 8 < scan->num_kept && sums[i + 8] > scan->limit)
       __builtin_prefetch(w->parts[kept[i + 8].part].table->items + kept[i + 8].position);
     if (sums[i] <= scan->limit) continue;
-    const Table *table = w->parts[kept[i].part].table;
-    int64_t item = table->items[kept[i].position];
-    if (item < 0 || item >= table->num_items) return DAMAGED;
-    float score = multiply_codes_of(scan, kept + i, codes);
-    if (!scan->request->compared_k) score -= find_code_costs(scan, kept + i, item);
-    hits[w->num_hits++] = (Hit){kept[i].part, item, kept[i].position, 0, score, 0};
+    const Part *part = w->parts + kept[i].part;
+    int64_t position = kept[i].position, item = part->table->items[position];
+    if (item < 0 || item >= part->table->num_items) return DAMAGED;
+    int64_t cell = kept[i].cell;
+    while (part->cell_starts[cell + 1] <= position) cell++;
+    Hit hit = {kept[i].part, item, position, cell, 0, 0};
+    if (is_compared)
+      hit.score = scan->origin + scan->step * (float)sums[i] + find_half_norm(scan, &hit);
+    else
+      hit.score = multiply_codes_of(scan, &hit, codes) - find_code_costs(scan, &hit);
+    hits[w->num_hits++] = hit;
   }
   return 1;
+}
+
+/* Compute the products of hits with a query without rounding. */
+static void multiply_hits(const CellScan *scan, Hit *hits, int64_t n) {
+  switch (scan->model->fine_codes) {
+#define CASE(codes) \
+  case codes: \
+    for (int64_t i = 0; i < n; i++) hits[i].score = multiply_codes_of(scan, hits + i, codes); \
+    break;
+    CASE(8) CASE(16) CASE(24) CASE(32) CASE(40) CASE(48) CASE(56) CASE(64)
+#undef CASE
+  }
+}
+
+/* Return the largest difference between an exact score and one by rounded tables. A table's
+   rounding error is uniform in half a step up and down, so it has a variance of step^2 / 12. */
+static float rounding_error(const CellScan *scan) {
+  enum { DEVIATIONS = 6 };
+  return DEVIATIONS * scan->step * sqrtf((float)scan->model->fine_codes / 12);
 }
 
 /* Keep the best hits by codes, in order. */
@@ -555,54 +611,59 @@ static int rank_hits(Work *w, int64_t first, int64_t k) {
   return 1;
 }
 
-/* Replace the positions of hits by the rows of their IDs. */
-static void find_rows_of_hits(Work *w, int64_t first) {
+/* Replace the positions of hits by the rows of their IDs; no hit has a beam. */
+static void finish_hits(Work *w, int64_t first) {
   for (Hit *hit = (Hit *)w->hit_buffer.at + first; hit < (Hit *)w->hit_buffer.at + w->num_hits;
        hit++) {
     const Table *table = w->parts[hit->part].table;
     hit->row = first_above(table->bucket_starts, table->rows, hit->row + 1) - 1;
+    hit->beam = 0;
   }
 }
 
 /* Find the items of a query's shortlist; all of them if request->k is 0. */
-static int rank_by_cells(const Model *m, const Request *request, Work *w) {
-  CellScan scan = {.model = m, .request = request, .work = w, .limit = NO_LIMIT};
+static int rank_by_cells(CellScan *scan) {
+  const Model *m = scan->model;
+  const Request *request = scan->request;
+  Work *w = scan->work;
   int64_t count;
   int32_t first_limit, last_limit;
-  scan.shortlist = request->k ? request->k : INT64_MAX / 4;
+  scan->shortlist = request->k ? request->k : INT64_MAX / 4;
   /* Sums of bytes choose the items; without embeddings, exact scores then choose the hits. */
-  if (!request->compared_k) scan.shortlist = 4 * request->k + MIN_SHORTLIST;
-  scan.next_limit = 2 * scan.shortlist;
-  round_bases(&scan);
-  fill_tables(&scan, w->scaled.at);
+  if (!request->compared_k) scan->shortlist = 4 * request->k + MIN_SHORTLIST;
+  scan->next_limit = 2 * scan->shortlist;
+  round_bases(scan);
+  fill_tables(scan, w->scaled.at);
   int64_t most = request->candidates;
   if (most < request->first_rows) most = request->first_rows;
-  choose_limits(&scan, request->first_rows, most, &first_limit, &last_limit);
-  int status = list_modalities(&scan, first_limit, 32767, &count);
+  choose_limits(scan, request->first_rows, most, &first_limit, &last_limit);
+  int status = list_modalities(scan, first_limit, 32767, &count);
   if (status < 0) return status;
   const int16_t *bases = w->bases.at;
-  scan.best = NO_LIMIT;
-  for (int64_t c = 0; c < count; c++) scan.best = bases[c] > scan.best ? bases[c] : scan.best;
-  if ((status = scan_cells(&scan, count)) < 0) return status;
+  scan->best = NO_LIMIT;
+  for (int64_t c = 0; c < count; c++) scan->best = bases[c] > scan->best ? bases[c] : scan->best;
+  scan->origin = (float)scan->best / scan->unit + scan->smallest;
+  if ((status = scan_cells(scan, count)) < 0) return status;
   if (first_limit > last_limit) {
-    scan.limit = find_limit(w->sums.at, scan.num_kept, scan.shortlist, scan.limit);
-    if (scan.limit > NO_LIMIT) {
+    scan->limit = find_limit(w->sums.at, scan->num_kept, scan->shortlist, scan->limit);
+    if (scan->limit > NO_LIMIT) {
       /* An item needs a base that is short of the limit by at most the usual sum over fine codes
          and ``margin`` deviations of it. */
-      float missing = (float)scan.limit * scan.step - scan.mean - request->margin * scan.deviation;
-      float least = (float)scan.best + missing * scan.unit;
+      float missing = (float)scan->limit * scan->step - scan->mean;
+      missing -= request->margin * scan->deviation;
+      float least = (float)scan->best + missing * scan->unit;
       if (least > (float)first_limit) least = (float)first_limit;
       if (least > (float)last_limit) last_limit = (int32_t)least;
     }
     if (last_limit < first_limit) {
-      if ((status = list_modalities(&scan, last_limit, first_limit, &count)) < 0) return status;
-      if ((status = scan_cells(&scan, count)) < 0) return status;
+      if ((status = list_modalities(scan, last_limit, first_limit, &count)) < 0) return status;
+      if ((status = scan_cells(scan, count)) < 0) return status;
     }
   }
-  scan.limit = find_limit(w->sums.at, scan.num_kept, scan.shortlist, scan.limit);
+  scan->limit = find_limit(w->sums.at, scan->num_kept, scan->shortlist, scan->limit);
   switch (m->fine_codes) {
 #define CASE(codes) \
-  case codes: return keep_shortlist(&scan, codes);
+  case codes: return keep_shortlist(scan, codes);
     CASE(8) CASE(16) CASE(24) CASE(32) CASE(40) CASE(48) CASE(56) CASE(64)
 #undef CASE
     default: return DAMAGED;

@@ -1518,41 +1518,66 @@ static inline float find_density_cost(const Request *request, const Part *part, 
          (float)(part->densities[item] - ZERO_DENSITY);
 }
 
+#include "cells.c"
+
+/* Add to the product of a hit with its residual that with the codes' vectors, and subtract the cost
+   of its density. */
+static inline float complete_score(const Model *m, const Request *request, Work *w, const Hit *hit,
+                                   float score, float factor) {
+  const Part *part = w->parts + hit->part;
+  if (request->compared_bits < 16)
+    score += m->fine_codes ? hit->score * (.5f + (float)part->lengths[hit->item] / 200)
+                           : multiply_hit_id(m, w, hit);
+  return score - find_density_cost(request, part, hit->item, score / factor);
+}
+
+/* Replace the rounded scores of hits by exact ones, where they may be among the best k, and drop the
+   other hits. ``limit`` is the least rounded score of such a hit. Return the number of hits left. */
+static int64_t refine_scores(const CellScan *scan, Hit *hits, float *scores, const float *totals,
+                             int64_t n, float limit) {
+  int64_t left = 0;
+  for (int64_t i = 0; i < n; i++) {
+    if (totals[i] < limit) continue;
+    hits[left] = hits[i];
+    scores[left++] = scores[i];
+  }
+  multiply_hits(scan, hits, left);
+  return left;
+}
+
 /* Replace the hits of a query, which begin at ``first``, by the best of them by embeddings.
    Residuals are compared with ``query``, in the space of the codes, whole embeddings with
    ``compared``. */
 static int rank_by_embeddings(const Model *m, const Request *request, const float *query,
-                              const float *compared, float factor, int64_t first, Work *w) {
+                              const float *compared, float factor, int64_t first,
+                              const CellScan *scan, Work *w) {
   int64_t n = w->num_hits - first, k = request->compared_k < n ? request->compared_k : n;
   if (!reserve(&w->keys, n, sizeof(uint64_t)) || !reserve(&w->chosen, k, sizeof(Hit)) ||
-      !reserve(&w->scores, n, sizeof(float)))
+      !reserve(&w->scores, 2 * n, sizeof(float)))
     return NO_MEMORY;
   Hit *hits = (Hit *)w->hit_buffer.at + first, *chosen = w->chosen.at;
-  float *scores = w->scores.at;
+  float *scores = w->scores.at, *totals = scores + n;
+  uint64_t *keys = w->keys.at;
   int is_residual = request->compared_bits < 16;
   score_embeddings(m, request, is_residual ? query : compared, factor, hits, n, scores, w);
-  for (int64_t i = 0; i < n && is_residual; i++) {
-    const Part *part = w->parts + hits[i].part;
-    scores[i] += m->fine_codes ? hits[i].score * (.5f + (float)part->lengths[hits[i].item] / 200)
-                               : multiply_hit_id(m, w, hits + i);
+  for (int is_exact = !scan || !is_residual;; is_exact = 1) {
+    for (int64_t i = 0; i < n; i++) {
+      totals[i] = complete_score(m, request, w, hits + i, scores[i], factor);
+      keys[i] = make_key(totals[i], i);
+    }
+    sort_keys(keys, n, k);
+    if (is_exact || !k) break;
+    float limit = totals[(uint32_t)keys[k - 1]] - rounding_error(scan);
+    n = refine_scores(scan, hits, scores, totals, n, limit);
   }
-  for (int64_t i = 0; i < n; i++) {
-    const Part *part = w->parts + hits[i].part;
-    scores[i] -= find_density_cost(request, part, hits[i].item, scores[i] / factor);
-  }
-  uint64_t *keys = w->keys.at;
-  for (int64_t i = 0; i < n; i++) keys[i] = make_key(scores[i], i);
-  sort_keys(keys, n, k);
   for (int64_t i = 0; i < k; i++) {
     chosen[i] = hits[(uint32_t)keys[i]];
-    chosen[i].score = scores[(uint32_t)keys[i]];
+    chosen[i].score = totals[(uint32_t)keys[i]];
   }
   memcpy(hits, chosen, (size_t)k * sizeof(Hit));
   w->num_hits = first + k;
   return 1;
 }
-
-#include "cells.c"
 
 /* Scan the IDs under all beams. */
 static inline __attribute__((always_inline)) int scan_beams(Scan *scan, const int n) {
@@ -1792,10 +1817,12 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
     int64_t decoded = 0;
     int status;
     const float *query = w->scaled.at;
+    CellScan scan;
     if (m->fine_codes) {
+      scan = (CellScan){.model = m, .request = requests + q, .work = w, .limit = NO_LIMIT};
       multiply_levels(m, w, queries);
       factor = standardize_products(m, requests + q, queries, w);
-      status = rank_by_cells(m, requests + q, w);
+      status = rank_by_cells(&scan);
     } else {
       factor = standardize_query(m, requests + q, queries, w);
       decoded = find_beams(m, requests + q, query, w);
@@ -1803,11 +1830,12 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
       status = rank_by_codes(m, requests + q, decoded, query, w);
     }
     if (status > 0 && requests[q].compared_k)
-      status = rank_by_embeddings(m, requests + q, query, compared + q * m->dim, factor, before, w);
+      status = rank_by_embeddings(m, requests + q, query, compared + q * m->dim, factor, before,
+                                  m->fine_codes ? &scan : NULL, w);
     else if (status > 0 && m->fine_codes)
       status = rank_hits(w, before, requests[q].k);
     if (status < 0) return status;
-    if (m->fine_codes) find_rows_of_hits(w, before);
+    if (m->fine_codes) finish_hits(w, before);
     for (int64_t i = before; i < w->num_hits; i++) ((Hit *)w->hit_buffer.at)[i].score /= factor;
     if (!reserve(&w->decoded_buffer, w->num_hits * levels, sizeof(float))) return NO_MEMORY;
     for (int64_t i = before; i < w->num_hits; i++) {
