@@ -56,10 +56,11 @@ MAX_DECODED_FRAMES: Final = 4_000
 """Maximum number of decoded frames; those of a longer video are further apart."""
 MAX_PACKETS: Final = 10_000_000
 """Maximum number of packets that are read."""
-MIN_BUDGET_SECONDS: Final = 10.0
-SECONDS_PER_SECOND: Final = 1 / 40
+MAX_MEMORY_BYTES: Final = 4 << 30
+MIN_BUDGET_SECONDS: Final = 8.0
+SECONDS_PER_SECOND: Final = 1 / 45
 MAX_SECONDS: Final = 600.0
-"""Processor time for a video: ten seconds, and 45 seconds for each half hour, up to ten minutes."""
+"""Processor time for a video: 8 seconds, and 40 seconds for each half hour, up to ten minutes."""
 MIN_CUT_SHARE: Final = 0.2
 """If at least this share of the pixels has other colours than before, a new scene has begun."""
 SAME_DIFFERENCE: Final = 5.0
@@ -152,10 +153,15 @@ def limit_memory_and_time(seconds: float) -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):  # not on Windows
         import resource  # noqa: PLC0415
 
-        limit = int(2 * seconds) + 5
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
-        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # A hard limit could not be raised when the length of the video is known.
+        for name, limit in (
+            (resource.RLIMIT_CPU, int(2 * seconds) + 5),
+            (resource.RLIMIT_AS, MAX_MEMORY_BYTES),
+            (resource.RLIMIT_CORE, 0),
+        ):
+            hard_limit = resource.getrlimit(name)[1]
+            is_lower = hard_limit != resource.RLIM_INFINITY and hard_limit < limit
+            resource.setrlimit(name, (hard_limit if is_lower else limit, hard_limit))
 
 
 def probe(file: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from genius_search.index.request import SearchHit, unread_hits
 from genius_search.index.score import Candidates
 from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import Segment
+from genius_search.index.words import split_words
 from genius_search.search.rank import Ranking
 
 
@@ -125,7 +126,10 @@ def _read_values(
     least_scores = _least_scores_of(settings.least_scores, query, candidates, items)
     values = []
     for position, (item, segment) in enumerate(zip(items, segments, strict=True)):
-        passage, moment = _passage_of(item, segment, item_rows[position])
+        row = item_rows[position]
+        if segment.moments is not None and query.words is not None:
+            row = _row_of_words(item, segment, row, int(owner_rows[position]), query.words.words)
+        passage, moment = _passage_of(item, segment, row)
         decoded: tuple[float, ...] = ()
         if settings.decodes:
             log_probabilities = ranking.log_probabilities[position]
@@ -149,6 +153,25 @@ def _read_values(
             )
         )
     return values
+
+
+def _row_of_words(item: Item, segment: Segment, row: int, owner: int, words: Sequence[str]) -> int:
+    """Return the row of the subtitle with the most words of a query; else the given row.
+
+    Words raise a video as a whole, so that its best row by meaning may be another moment.
+    """
+    rows = segment.with_passages(np.array([owner]))
+    spelt = [word.casefold() for word in words]
+
+    def count_words(number: int) -> int:
+        if number < segment.num_items:
+            return 0
+        _, start, end = segment.passages[number - segment.num_items].tolist()
+        text = " ".join(split_words(item.description[start:end])).casefold()
+        return sum(f" {word} " in f" {text} " for word in spelt)
+
+    best = max(rows.tolist(), key=lambda number: (count_words(number), number == row))
+    return int(best) if count_words(best) else row
 
 
 def _passage_of(item: Item, segment: Segment, row: int) -> tuple[str | None, float | None]:

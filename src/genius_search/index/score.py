@@ -178,6 +178,7 @@ def _join_words(parts: list[WordMatches]) -> WordMatches:
         rare_shares=np.concatenate([part.rare_shares for part in parts]),
         has_code=np.concatenate([part.has_code for part in parts]),
         has_all=np.concatenate([part.has_all for part in parts]),
+        words=parts[0].words,
         is_frequent=parts[0].is_frequent,
     )
 

@@ -84,6 +84,8 @@ class WordMatches(NamedTuple):
     """Whether the item contains a rare code, such as a product number, and is pinned."""
     has_all: Bool[np.ndarray, " items"]
     """Whether the item contains all words of the query, frequent words excepted."""
+    words: tuple[str, ...] = ()
+    """The words of the query that are not frequent."""
     is_frequent: bool = False
     """Whether every word of the query is frequent, so that none raises an item."""
 
@@ -184,7 +186,7 @@ def find_word_matches(
     matches = matches.take(np.flatnonzero(is_raised))
     best_first = np.lexsort((-matches.shares, ~matches.has_code))  # codes first, then by share
     matches = matches.take(np.sort(best_first[:max_raised]))
-    return matches._replace(shares=matches.shares * scale)
+    return matches._replace(shares=matches.shares * scale, words=(*locations_of_words,))
 
 
 def _find_telling_words(
