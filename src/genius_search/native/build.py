@@ -140,9 +140,7 @@ def main() -> None:
         importlib.invalidate_caches()
         compiler = build()
     if compiler is None:
-        sys.stderr.write(
-            "no C compiler found: searches will need PyTorch, and take up to a hundred times longer\n"
-        )
+        sys.stderr.write("no C compiler found: searches will take up to a hundred times longer\n")
     else:
         sys.stderr.write(f"compiled the search with {shlex.join(compiler)}\n")
 
