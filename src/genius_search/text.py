@@ -27,6 +27,8 @@ _SHAPES: Final = re.compile(r"[\u2f00-\u2fdf\ufb00-\ufdff\ufe70-\ufefc]")
 # A hyphen at the end of a line, up to the letter (group 1) that starts the next line. The line may
 # be followed by one empty line, as between the columns of a PDF file.
 _DIVIDED: Final = re.compile(r"[-\u2010][ \t]*\n{1,2}[ \t]*(?=([^\W\d_]))")
+# A mark of time in the text of subtitles, such as "[0:01:30] ".
+_MARK: Final = re.compile(r"\[(\d{1,4}):(\d\d):(\d\d)\] ")
 
 
 def clean(text: str) -> str:
@@ -44,3 +46,16 @@ def join_divided_words(text: str) -> str:
         return "" if before.islower() and line_end[1].islower() else line_end[0]
 
     return _DIVIDED.sub(join, text)
+
+
+def second_at(text: str, position: int) -> int | None:
+    """Return the second at a position of a text with marks of time; None without marks."""
+    second = None
+    for mark in _MARK.finditer(text):
+        if mark.start() > position and second is not None:
+            break
+        hours, minutes, seconds = map(int, mark.groups())
+        second = 3600 * hours + 60 * minutes + seconds
+        if mark.start() >= position:
+            break
+    return second

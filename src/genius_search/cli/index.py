@@ -39,9 +39,10 @@ from genius_search.cli.terminal import (
     print_text,
     to_json,
 )
-from genius_search.errors import BadData, UsageError, plural
+from genius_search.errors import BadData, GeniusError, UsageError, need_packages, plural
 
 if TYPE_CHECKING:
+    from genius_search.data.features import LeftOut
     from genius_search.index.build import ChangeSummary
     from genius_search.index.index import Index
     from genius_search.index.pool import Pool
@@ -219,8 +220,16 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
     dry_run: bool = False
     """List the changes without making them."""
 
+    watch: bool = False
+    """Then wait for changes in the folders, and bring the index up to date after each, until
+    Ctrl-C is pressed. Needs the extra watch."""
+
     def run(self) -> int:
         with TerminalProgress() as progress:
+            if self.watch and (self.dry_run or self.delete_missing is not None):
+                raise UsageError("--watch makes changes as they come; leave out the other options")
+            if self.watch:
+                need_packages("--watch needs", "watchfiles")
             if is_cluster(self.index):
                 raise UsageError(
                     f"{self.index} is a cluster, which cannot be synchronised; add new and changed "
@@ -229,21 +238,63 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
                 )
             progress.say(f"reading {self.folder or 'all folders of the index'}")
             index = self.open_index(with_encoder=False)
-            summary = index.sync(
-                self.folder,
-                delete_missing=self.delete_missing,
-                dry_run=self.dry_run,
-                progress=progress,
-                wait_seconds=self.wait,
-            )
+            summary = self._synchronise(index, progress)
             for change in () if self.json else summary.changes:
                 before = "" if change.before is None else f"{change.before} -> "
                 print_text(f"{change.kind} {before}{change.id}")
             report_added(progress, summary, as_json=self.json, again=True)
             if not self.dry_run:
-                compact(index)
                 suggest_refit(index, progress)
+            if self.watch:
+                self._watch(index, progress, reported={*summary.left_out})
+                return 0
         return 3 if summary.missing else 0
+
+    def _synchronise(self, index: Index, progress: TerminalProgress) -> ChangeSummary:
+        summary = index.sync(
+            self.folder,
+            delete_missing=self.delete_missing,
+            dry_run=self.dry_run,
+            progress=progress,
+            wait_seconds=self.wait,
+        )
+        if not self.dry_run:
+            compact(index)
+        return summary
+
+    def _watch(self, index: Index, progress: TerminalProgress, reported: set[LeftOut]) -> None:
+        """Bring the index up to date after each change, until Ctrl-C is pressed.
+
+        Parameters
+        ----------
+        reported
+            Files that were left out before; they are not listed again.
+        """
+        from genius_search.cli.watch import watch_folders
+
+        def folders() -> list[Path]:
+            roots = [Path(root.folder) for root in index.roots]
+            return roots if self.folder is None else [self.folder]
+
+        def synchronise() -> bool:
+            try:
+                summary = self._synchronise(index, progress)
+            except (GeniusError, OSError) as error:
+                progress.close()
+                progress.say(f"not up to date: {error}; this is tried again")
+                return False
+            summary.left_out = [entry for entry in summary.left_out if entry not in reported]
+            reported.update(summary.left_out)
+            if summary.added or summary.deleted or summary.moved or summary.left_out:
+                report_added(progress, summary, as_json=self.json, again=True)
+            return True
+
+        progress.say("waiting for changes; Ctrl-C ends this")
+        try:
+            watch_folders(folders, self.index, synchronise)
+        except KeyboardInterrupt:
+            progress.close()
+            progress.say("stopped; the next `genius index sync` continues here")
 
 
 @command

@@ -70,7 +70,9 @@ def read_subtitles(path: Path) -> Document:
         The file cannot be read, or has no subtitles.
     """
     cues = read_cues(path)
-    return Document(join_cues(cues), {"seconds": round(max(cue.end for cue in cues))})
+    return Document(
+        join_cues(cues), {"kind": "subtitles", "seconds": round(max(cue.end for cue in cues))}
+    )
 
 
 READERS: Final = (

@@ -1,7 +1,8 @@
 """Subtitles: SubRip (``.srt``) and WebVTT (``.vtt``) files, texts with times.
 
 A file is a list of cues. The text of a file without a video has marks of time, which stay in
-passages and hits, and from which :func:`second_at` computes the second of a passage::
+passages and hits, and from which :func:`genius_search.text.second_at` computes the second of a
+passage::
 
     00:00:01,000 --> 00:00:03,500        [0:00:01] The kite
     The kite                             is red.
@@ -38,7 +39,6 @@ _SPEAKER: Final = re.compile(r"<v(?:\.[^\s<>]*)?\s+([^<>]{1,80})>")
 """The name of a speaker in WebVTT: ``<v Ada>The kite is red.``"""
 _MARKUP: Final = re.compile(r"</?[a-zA-Z0-9][^<>]*>|\{\\[^{}]*\}")
 """Tags such as ``<i>``, times inside cues such as ``<00:01.500>``, and positions ``{\\an8}``."""
-_MARK: Final = re.compile(r"\[(\d{1,4}):(\d\d):(\d\d)\] ")
 _LANGUAGE: Final = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})*|forced|sdh|cc", re.IGNORECASE)
 """The part of a name before the ending that gives a language: ``film.pt-BR.srt``."""
 
@@ -164,16 +164,3 @@ def format_seconds(seconds: float) -> str:
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}"
-
-
-def second_at(text: str, position: int) -> int | None:
-    """Return the second at a position of a text with marks of time; None without marks."""
-    second = None
-    for mark in _MARK.finditer(text):
-        if mark.start() > position and second is not None:
-            break
-        hours, minutes, seconds = map(int, mark.groups())
-        second = 3600 * hours + 60 * minutes + seconds
-        if mark.start() >= position:
-            break
-    return second

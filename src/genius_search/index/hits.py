@@ -16,6 +16,7 @@ from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import Segment
 from genius_search.index.words import split_words
 from genius_search.search.rank import Ranking
+from genius_search.text import second_at
 
 
 class HitSettings(NamedTuple):
@@ -177,14 +178,20 @@ def _row_of_words(item: Item, segment: Segment, row: int, owner: int, words: Seq
 def _passage_of(item: Item, segment: Segment, row: int) -> tuple[str | None, float | None]:
     """Return the text of the passage in a row, if it has one, and the second in its video.
 
-    The row of a video itself stands for its first frame, whose second is a field.
+    The row of a video itself stands for its first frame, whose second is a field. The text of
+    subtitles without a video has marks of time.
     """
+    item_kind = item.fields.get("kind")
     number = row - segment.num_items  # rows of passages follow the rows of all items
     if number < 0:
-        seconds = item.fields.get("poster") if item.fields.get("kind") == "video" else None
+        seconds = item.fields.get("poster") if item_kind == "video" else None
+        if item_kind == "subtitles":
+            seconds = second_at(item.text or "", 0)
         return None, seconds if isinstance(seconds, (int, float)) else None
     _, start, end = segment.passages[number].tolist()
     passage = item.description[start:end] or None
+    if item_kind == "subtitles":
+        return passage, second_at(item.description, start)
     if segment.moments is None or segment.moments[number] < 0:
         return passage, None
     return passage, int(segment.moments[number]) / 1000

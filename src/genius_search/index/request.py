@@ -377,7 +377,8 @@ class SearchHit(_Unread):
     modality has too few items for a comparison."""
 
     moment: float | None = None
-    """Second at which the best frame or subtitle of a video is shown; None for other items."""
+    """Second at which the best frame of a video, or the passage of subtitles, is shown; None for
+    other items."""
 
     if not TYPE_CHECKING:
 

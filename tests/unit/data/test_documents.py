@@ -109,7 +109,7 @@ def test_subtitles_are_a_text_with_times(folder):
     )
     assert read(folder, "a.srt", cues) == (
         "[0:00:01] It flies.\n[0:01:00] Home.",
-        {"seconds": 62},
+        {"kind": "subtitles", "seconds": 62},
     )
 
 

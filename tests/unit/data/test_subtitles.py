@@ -13,9 +13,9 @@ from genius_search.data.subtitles import (
     match_subtitles,
     parse_cues,
     read_cues,
-    second_at,
 )
 from genius_search.errors import BadImage
+from genius_search.text import second_at
 
 SRT = """1
 00:00:01,000 --> 00:00:03,500

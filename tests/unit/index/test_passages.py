@@ -229,3 +229,21 @@ def test_it_is_said_once_that_a_query_is_longer_than_what_is_searched_for(index,
     assert [one.getMessage().partition(",")[0] for one in caplog.records] == [
         "only the beginning of the query is searched for: the first 45"
     ]
+
+
+def test_a_passage_of_subtitles_knows_its_second(tmp_path):
+    words = np.random.default_rng(0)
+    lines = []
+    for number, topic in enumerate(TOPICS):
+        for part in range(20):
+            start = 600 * number + 20 * part
+            times = [
+                f"{s // 3600:02}:{s // 60 % 60:02}:{s % 60:02},000" for s in (start, start + 9)
+            ]
+            text = " ".join(words.choice(TOPICS[topic].split(), 20))
+            lines.append(f"{' --> '.join(times)}\n{text}\n")
+    (tmp_path / "film.srt").write_text("\n".join(lines))
+    index = Index.create(tmp_path / "t.index", tmp_path / "film.srt", encoder=WORDLLAMA)
+    for number, topic in enumerate(TOPICS):
+        [hit] = index.search(TOPICS[topic])
+        assert 600 * number <= hit.moment < 600 * number + 400
