@@ -71,7 +71,8 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
     encoder: OptionalName = None
     """Instead of a model: a pretrained encoder. st:NAME, clip:NAME, siglip:NAME and text:NAME are
     models of sentence-transformers, onnx:NAME is an ONNX model; NAME is a folder or a name on the
-    Hugging Face hub. text:wordllama reads English texts and needs no download. Default: an encoder
+    Hugging Face hub. text:wordllama reads English texts, and
+    text:universal-sentence-encoder 16 languages; they need no download. Default: an encoder
     that suits the pool."""
 
     embeddings: Embeddings = None

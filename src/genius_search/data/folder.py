@@ -192,7 +192,7 @@ def _scan(
     table_captions, tables = read_caption_tables(files, side_cars, table_problems)
     subtitles = match_subtitles(filter(is_video_file, files), files)  # of each video
     not_candidates = tables.union(
-        *side_cars.values(), *subtitles.values(), raw_twins(files, side_cars)
+        *side_cars.values(), *subtitles.values(), raw_twins(files, filter(is_image_file, files))
     )
     candidates: list[Candidate] = []
     for path in files:

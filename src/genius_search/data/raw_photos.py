@@ -140,7 +140,7 @@ def _read_jpeg_header(data: mmap.mmap, start: int) -> _Jpeg | None:
         if len(header) < 4 or header[0] != 0xFF or header[1] < 0xC0:
             return None
         marker, length = struct.unpack(">xBH", header)
-        if marker in _FRAME_MARKERS:
+        if marker in _FRAME_MARKERS and data[position + 4 : position + 5] == b"\x08":  # bits
             height, width = struct.unpack(">HH", data[position + 5 : position + 9])
             num_pixels = height * width if min(height, width) >= MIN_PREVIEW_SIDE else 0
         has_exif = has_exif or data[position + 4 : position + 10] == b"Exif\0\0"

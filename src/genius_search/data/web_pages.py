@@ -57,7 +57,7 @@ class _TextParser(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note where a hidden or main element starts, and read fields of the page."""
         values = dict(attrs)
-        if tag == "body":
+        if tag == "body" or (tag in _BLOCKS and self._hidden == ["head"]):
             self._hidden.clear()  # the end of the head may be left out
         elif tag in _HIDDEN:
             self._hidden.append(tag)
