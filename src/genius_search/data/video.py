@@ -206,7 +206,7 @@ def _decode(path: Path, folder: Path, mode: _Mode, *, moment: float = 0.0) -> di
         return {"error": f"takes more than {MAX_WALL_SECONDS:,.0f} seconds to decode"}
     except OSError as error:
         raise BadImage(path, f"cannot be decoded: {error.strerror}") from None
-    if process.returncode:
+    if process.returncode or not process.stdout:
         return {"error": "makes the decoder crash, or takes too much time or memory; convert it"}
     result: dict[str, Any] = json.loads(process.stdout)
     return result

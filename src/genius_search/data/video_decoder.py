@@ -95,6 +95,10 @@ IVF_CODES: Final = {"vp09": "VP90", "av01": "AV01"}
 """Names that the container IVF has for codecs, where they differ from OpenCV's."""
 
 
+PARENT: Final = os.getppid()
+"""The process that waits for the result."""
+
+
 class Refused(Exception):
     """The file cannot be used; the message says why."""
 
@@ -162,6 +166,13 @@ def limit_memory_and_time(seconds: float) -> None:
             hard_limit = resource.getrlimit(name)[1]
             is_lower = hard_limit != resource.RLIM_INFINITY and hard_limit < limit
             resource.setrlimit(name, (hard_limit if is_lower else limit, hard_limit))
+
+
+def is_time_up(deadline: float) -> bool:
+    """Return whether the processor time is spent; end if the process that waits was killed."""
+    if os.getppid() != PARENT:
+        raise SystemExit(1)
+    return time.process_time() > deadline
 
 
 def probe(file: str) -> dict[str, Any]:
@@ -268,7 +279,7 @@ class KeyFrameDecoder:
         self._deadline = deadline
         self._ending = STREAM_ENDINGS.get(stream.codec)
         # Frames are decoded from a file, because FFmpeg's probing needs to seek.
-        self._file = folder / f"group.{self._ending}"
+        self._file = folder / f"group-{os.getpid()}.{self._ending}"
         index = int(packets.get(cv2.CAP_PROP_CODEC_EXTRADATA_INDEX))
         has_header, header = packets.retrieve(flag=index)
         self._header = header.tobytes() if has_header and header is not None else b""
@@ -282,7 +293,7 @@ class KeyFrameDecoder:
         spacing = self.spacing
         next_seconds = 0.0
         for _ in range(MAX_PACKETS):
-            if not self._packets.grab() or time.process_time() > self._deadline:
+            if not self._packets.grab() or is_time_up(self._deadline):
                 break
             seconds = self._packets.get(cv2.CAP_PROP_POS_MSEC) / 1000
             if not 0 <= seconds < MAX_DURATION:
@@ -373,7 +384,7 @@ def fill_gaps(
     decoded = [*pictures, *filled]
     for before, after in zip([None, *decoded], [*decoded, None], strict=True):
         add_gap(before, after)
-    while gaps and time.process_time() < deadline:
+    while gaps and not is_time_up(deadline):
         negative_length, _, before, after = heapq.heappop(gaps)
         is_easy = time.process_time() < EASY_SECONDS
         if -negative_length <= (MAX_EASY_GAP if is_easy else max_gap):
