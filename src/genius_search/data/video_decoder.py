@@ -69,6 +69,7 @@ MIN_CONTRAST: Final = 5.0
 """Standard deviation of brightness below which a frame shows nothing, such as a black one."""
 SMALL_SIZE: Final = (32, 18)
 """Width and height at which frames are compared."""
+MAX_FRAME_PIXELS: Final = 50_000_000
 MAX_DURATION: Final = 1e6
 """Seconds; later times are damaged."""
 NO_FRAMES: Final = "has no frame that can be decoded; it is damaged, or its codec is unknown"
@@ -243,8 +244,12 @@ def open_packets(file: str) -> tuple[cv2.VideoCapture, Stream]:
     codec = code.to_bytes(4, "little", signed=code < 0).decode("latin-1")
     rotation = int(packets.get(cv2.CAP_PROP_ORIENTATION_META)) % 360
     duration = min(count / rate, MAX_DURATION) if rate > 0 and count > 0 else 0.0
-    if not 0 < width * height <= 50_000_000:
-        raise Refused(f"is {width:,} x {height:,} pixels; at most 50,000,000 pixels are allowed")
+    if width < 1 or height < 1:
+        raise Refused("has no pictures; it is damaged, or contains sound alone")
+    if width * height > MAX_FRAME_PIXELS:
+        raise Refused(
+            f"is {width:,} x {height:,} pixels; at most {MAX_FRAME_PIXELS:,} pixels are allowed"
+        )
     return packets, Stream(duration, width, height, codec, rotation)
 
 

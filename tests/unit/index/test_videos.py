@@ -163,3 +163,34 @@ def test_the_command_line_shows_the_moment(folder, capsys):
     assert "at 0:00:13 The submarine dives." in capsys.readouterr().out
     assert main(["search", str(index.folder), "submarine", "-k", "1", "--json"]) == 0
     assert '"moment": 13.0' in capsys.readouterr().out
+
+
+def test_frames_come_with_an_encoder_that_an_index_gets_later(folder):
+    index = create(folder, "text:wordllama")
+    assert index.info().passages == 2  # subtitles
+    index.refit(encoder="colours:x")
+    assert index.info().passages >= 4
+    hit = first(index, "green", modality="image")
+    assert (hit.id, 6 <= hit.moment < 8) == ("film.mp4", True)
+    assert first(index, "submarine", modality="text").moment == 13.0
+    assert index.sync().unchanged == 3
+
+
+def test_words_of_a_subtitle_choose_its_moment_whatever_the_frames_say(folder):
+    index = create(folder)
+    assert first(index, "red submarine").moment == 13.0
+
+
+def test_a_video_given_by_its_path_has_moments(folder):
+    index = create(folder)
+    draw_video(folder.parent / "new.avi", [(BLUE, 4), (YELLOW, 4)], codec="MJPG")
+    assert index.add([folder.parent / "new.avi"]).added == 1
+    moments = {hit.id: hit.moment for hit in index.search("yellow", modality="image", k=2)}
+    assert 4 <= moments[(folder.parent / "new.avi").as_posix()] < 6
+
+
+def test_an_index_of_a_trained_model_has_one_frame_of_a_video(trained, folder):
+    index = Index.create(folder.parent / "t", folder, model=trained.model)
+    assert len(index) == 3
+    assert index.info().passages == 0
+    assert index.get("film.mp4").fields["kind"] == "video"
