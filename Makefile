@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE =
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-$(VENV)/run: pyproject.toml constraints.txt src/genius_search/native/search.c
+$(VENV)/run: pyproject.toml constraints.txt $(wildcard src/genius_search/native/*.[ch])
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[evaluate,train]' matplotlib

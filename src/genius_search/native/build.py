@@ -29,7 +29,20 @@ from pathlib import Path
 from typing import Final
 
 SOURCE: Final = Path(__file__).with_name("search.c")
-INCLUDED: Final = (SOURCE.with_name("cells.c"),)
+INCLUDED: Final = tuple(
+    SOURCE.with_name(name)
+    for name in (
+        "structures.h",
+        "products.c",
+        "sorting.c",
+        "generator.c",
+        "beam.c",
+        "ids.c",
+        "cells.c",
+        "embeddings.c",
+        "codes.c",
+    )
+)
 """Files that the source includes."""
 FOLDER: Final = SOURCE.with_name("lib")
 """The folder of the compiled libraries. It is no package, since they are not Python modules."""

@@ -1,6 +1,5 @@
 /* Search of cells: the items of an ID with one or two semantic codes are a cell, and fine codes of
-   4 bits follow the ID (nn/fine.py). search.c includes this file. The plain search in
-   search/cells.py defines the results.
+   4 bits follow the ID (nn/fine.py). The plain search in search/cells.py defines the results.
 
      score of an item = (product of the query with the vectors of its ID and fine codes)
                         - (weighted half norm of that vector)

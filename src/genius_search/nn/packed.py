@@ -38,7 +38,7 @@ EPSILON: Final = 1e-6
 
 
 class PackedGenerator(NamedTuple):
-    """Sizes and weights of a generator, by their names in ``native/search.c``."""
+    """Sizes and weights of a generator, by their names in ``native/structures.h``."""
 
     sizes: dict[str, int]
     arrays: dict[str, Float32[np.ndarray, ...]]
