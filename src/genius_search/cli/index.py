@@ -20,6 +20,7 @@ from genius_search.cli.options import (
     IndexArgument,
     ItemOptions,
     JsonOption,
+    OcrOption,
     OpenIndexOptions,
     OptionalFile,
     OptionalFloat,
@@ -54,7 +55,7 @@ counted."""
 
 
 @command
-class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
+class Create(DeviceOptions, ItemOptions, OcrOption, WaitOption, JsonOption, IndexArgument):
     """Create an index of a folder of pictures and texts, or of a .jsonl file of candidates.
 
     With an encoder instead of a trained model, nothing is trained: codebooks are fitted to the
@@ -132,10 +133,11 @@ class Create(DeviceOptions, ItemOptions, WaitOption, JsonOption, IndexArgument):
             report_added(progress, index.last_change, as_json=self.json)
             query = ["your query"] if self.vectors is None else ["--vector", "query.npy"]
             progress.say_next("genius", "search", self.index, *query)
+            self.read_pictures(index, progress)
 
 
 @command
-class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
+class Add(ItemOptions, AddressOption, OcrOption, WaitOption, OpenIndexOptions, JsonOption):
     """Add the items of a folder, a file or a list to an index or a cluster, without retraining.
 
     Only new and changed items are encoded. The index remembers the folder for `genius index sync`.
@@ -163,6 +165,7 @@ class Add(ItemOptions, AddressOption, WaitOption, OpenIndexOptions, JsonOption):
             compact(index)
             report_added(progress, added, as_json=self.json)
             suggest_refit(index, progress)
+            self.read_pictures(index, progress)
 
     def _add_vectors(self, index: Index, progress: TerminalProgress) -> ChangeSummary:
         vectors = read_vectors(self.vectors)
@@ -204,7 +207,7 @@ def suggest_refit(index: Index, progress: TerminalProgress) -> None:
 
 
 @command
-class Sync(WaitOption, OpenIndexOptions, JsonOption):
+class Sync(OcrOption, WaitOption, OpenIndexOptions, JsonOption):
     """Bring an index up to date with its folders: add, update, move and delete items.
 
     Items whose files are gone are deleted, except if their folder or disk cannot be read, or if
@@ -246,6 +249,7 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
             report_added(progress, summary, as_json=self.json, again=True)
             if not self.dry_run:
                 suggest_refit(index, progress)
+                self.read_pictures(index, progress)
             if self.watch:
                 self._watch(index, progress, reported={*summary.left_out})
                 return 0
@@ -288,6 +292,7 @@ class Sync(WaitOption, OpenIndexOptions, JsonOption):
             reported.update(summary.left_out)
             if summary.added or summary.deleted or summary.moved or summary.left_out:
                 report_added(progress, summary, as_json=self.json, again=True)
+            self.read_pictures(index, progress)
             return True
 
         progress.say("waiting for changes; Ctrl-C ends this")

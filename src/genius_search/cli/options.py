@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, datac
 
 import tyro
 
-from genius_search.errors import BadData, UsageError
+from genius_search.cli.terminal import TerminalProgress
+from genius_search.errors import BadData, UsageError, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,8 @@ Words = Annotated[str | None, optional("WORDS")]
 OptionalName = Annotated[str | None, optional("NAME")]
 Embeddings = Annotated[Literal["none", "fused", "raw"] | None, optional("{none,fused,raw}")]
 
+MAX_OCR_WAIT_SECONDS: Final = 10.0
+"""Maximum wait for another process before texts of pictures are written."""
 LISTED_LAST: Final = ("address", "model", "wait", "seed", "device", "download", "json")
 """Shared flags, which help lists after the flags of the command."""
 
@@ -136,6 +139,39 @@ class ItemOptions:
     def reading_options(self) -> dict[str, Any]:
         """Return the arguments of :meth:`Index.create` and :meth:`Index.add` for reading a pool."""
         return {"captions": not self.no_captions, "exclude": self.exclude}
+
+
+@command
+class OcrOption:
+    """A command that reads text in pictures at its end, with the extra ``ocr``."""
+
+    no_ocr: bool = False
+    """Do not read text in pictures now; the next command that may read it does."""
+
+    def read_pictures(self, index: Index, progress: TerminalProgress) -> None:
+        """Read text in pictures, or say how many have not been read."""
+        from genius_search.data.picture_text import has_rapidocr
+        from genius_search.index.index import current_state
+        from genius_search.index.picture_text import unread_pictures
+        from genius_search.index.writer import HeldByAnother
+
+        count = 0 if self.no_ocr else sum(1 for _ in unread_pictures(current_state(index).snapshot))
+        if not count:
+            return
+        if not has_rapidocr():
+            progress.say(
+                f"text in {plural(count, 'picture')} is not read; "
+                "pip install 'genius-search[ocr]' installs what reads it"
+            )
+            return
+        progress.say(
+            f"the index can be searched; reading text in {plural(count, 'picture')} (Ctrl-C stops, "
+            "and the next command continues)"
+        )
+        try:
+            index.read_pictures(progress=progress, wait_seconds=MAX_OCR_WAIT_SECONDS)
+        except HeldByAnother:
+            progress.say("another process is changing the index; text in pictures is read later")
 
 
 @command

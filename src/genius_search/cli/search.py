@@ -15,6 +15,7 @@ import tyro
 from genius_search.cli.cluster import AddressOption, is_cluster, open_cluster
 from genius_search.cli.options import (
     JsonOption,
+    OcrOption,
     OpenIndexOptions,
     OptionalFile,
     OptionalInt,
@@ -166,7 +167,7 @@ def _create_index(
 
 
 @command
-class Search(AddressOption, OpenIndexOptions, JsonOption):
+class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
     """Search an index, a cluster, or a folder of pictures and texts, by text, image, or both.
 
     Without a query, the command lists the items that match --where, --match and --modality, newest
@@ -258,11 +259,15 @@ class Search(AddressOption, OpenIndexOptions, JsonOption):
                 self.index, self, device=self.device, download=self.download
             ) as searcher:
                 return self._print_result(searcher.search(text, **options), {})
-        if is_plain_folder(self.index):
-            index = open_folder(self.index, device=self.device, download=self.download)
-        else:
+        if not is_plain_folder(self.index):
             index = self.open_index(with_encoder=not is_listing)
-        return self._search_index(index, text, options, is_listing=is_listing)
+            return self._search_index(index, text, options, is_listing=is_listing)
+        index = open_folder(self.index, device=self.device, download=self.download)
+        status = self._search_index(index, text, options, is_listing=is_listing)
+        sys.stdout.flush()  # hits come before the second pass over new pictures
+        with TerminalProgress() as progress:
+            self.read_pictures(index, progress)
+        return status
 
     def _check_flags(self) -> None:
         """Raise :class:`UsageError` for flags that exclude each other."""

@@ -254,6 +254,17 @@ class PoolChanges:
             )
             self.left_out += self.features.left_out
 
+    def keep_contents(self) -> None:
+        """Keep the content hashes of stored items that are encoded again.
+
+        Those of files were computed before the captions inside files were added to their texts.
+        """
+        has_features = np.isin(np.arange(self._count_entries()), self.features.ids)
+        self.contents = [
+            entry.content if isinstance(entry, Item) else None
+            for entry in compress(self.entries(), has_features)
+        ]
+
     def require_any(self) -> None:
         """Raise :class:`BadData` if the encoder can read no item of the pool."""
         is_any_reused = any(change.source is not None for change in self.changes)

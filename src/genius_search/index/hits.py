@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from genius_search.data.picture_words import find_sources, words_about
 from genius_search.index.encode import EncodedQuery
 from genius_search.index.items import Item
 from genius_search.index.request import SearchHit, unread_hits
@@ -151,6 +152,7 @@ def _read_values(
                 least_scores[position],
                 excesses[position],
                 moment,
+                _matched_sources(item, query.telling_words),
             )
         )
     return values
@@ -173,6 +175,18 @@ def _row_of_words(item: Item, segment: Segment, row: int, owner: int, words: Seq
 
     best = max(rows.tolist(), key=lambda number: (count_words(number), number == row))
     return int(best) if count_words(best) else row
+
+
+def _matched_sources(item: Item, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the parts of a picture's description that contain words of the query."""
+    if item.image is None or not words:
+        return ()
+    fields = item.fields
+    about = words_about(item.id, fields)
+    about["name"].append(str(fields.get("name", "")))
+    sources = {"caption": item.text or "", "picture text": item.picture_words or ""}
+    sources |= {name: " ".join(texts) for name, texts in about.items()}
+    return find_sources(words, sources)
 
 
 def _passage_of(item: Item, segment: Segment, row: int) -> tuple[str | None, float | None]:

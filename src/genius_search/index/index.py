@@ -881,6 +881,25 @@ class Index:
             model = Genius.open(writer.snapshot.manifest.locate_model(self.folder))
             return reencode_choices(self.folder, model, writer.snapshot, wait_seconds)
 
+    def read_pictures(self, *, progress: Progress | None = None, wait_seconds: float = 0.0) -> int:
+        """Read the texts in pictures that were added since the last call; return their number.
+
+        The texts are found by their words, in :meth:`search` and with ``match``, and by meaning if
+        the encoder reads texts only; :attr:`Item.picture_text` has the lines with their boxes.
+        Searches continue meanwhile, and an interrupted call can be repeated.
+
+        Raises
+        ------
+        MissingExtra
+            The extra ``ocr`` is not installed.
+        """
+        from genius_search.index.picture_text import read_pictures
+
+        model, snapshot = self._current_state()
+        return read_pictures(
+            snapshot, model, partial(self._open_writer, wait_seconds), progress or Silent()
+        )
+
     def train(
         self,
         pairs: str | Path | None = None,

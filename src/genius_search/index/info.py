@@ -13,6 +13,7 @@ from jaxtyping import Int64
 from genius_search.artifact import MANIFEST, check_files, file_fingerprint, open_artifact
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, plural
 from genius_search.index.learned import has_log, reading_log
+from genius_search.index.picture_text import unread_pictures
 from genius_search.index.roots import MAX_PICTURE_BYTES
 from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import (
@@ -155,6 +156,8 @@ class IndexInfo:
     generation: int
     """Number of changes so far."""
     items: int
+    unread_pictures: int
+    """Number of pictures whose text has not been read (extra ``ocr``)."""
     passages: int
     """Number of passages after the first one, of texts that are longer than the encoder reads."""
     by_modality: dict[str, int]
@@ -198,6 +201,7 @@ def describe_index(folder: Path, snapshot: Snapshot) -> IndexInfo:
             model_fingerprint=manifest.model_fingerprint,
             generation=manifest.generation,
             items=num_items,
+            unread_pictures=sum(1 for _ in unread_pictures(snapshot)),
             passages=num_rows - num_items,
             by_modality={modality.value: count for modality, count in modalities.items()},
             distinct_ids=len(items_per_id),

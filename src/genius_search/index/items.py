@@ -362,6 +362,11 @@ class ItemStore:
         )
         return self._query(query, [json.dumps([*images])])
 
+    def rows_of_unread_pictures(self) -> list[int]:
+        """Return the rows of the items with a picture whose text has not been read."""
+        query = "SELECT row FROM items WHERE image IS NOT NULL AND picture_words IS NULL"
+        return [row for (row,) in self._query(query)]
+
     def mask(
         self, source: str, values: Sequence[Any], *, row: str = "row", deadline: float = math.inf
     ) -> Bool[np.ndarray, " items"]:

@@ -24,7 +24,6 @@ from genius_search.index.build import (
     with_recall,
 )
 from genius_search.index.fit import check_refit, commit_replacement, replaced_manifest
-from genius_search.index.items import Item
 from genius_search.index.learned import NewChoice, encode_queries, has_log, reading_log
 from genius_search.index.measure import measure_least_scores
 from genius_search.index.pool import MAX_SHOWN_REASONS, Pool
@@ -67,10 +66,7 @@ def reencode_index(
         pool_changes = all_changes(Pool(lambda: iter(items)), encoder)
         pool_changes.encode(work, progress)
     _refuse_left_out(pool_changes.left_out, encoder)
-    # The contents of files stay as they were read; texts of items include captions by now.
-    pool_changes.contents = [
-        entry.content if isinstance(entry, Item) else None for entry in pool_changes.entries()
-    ]
+    pool_changes.keep_contents()
     _replace_model(
         writer,
         pool_changes,

@@ -379,6 +379,9 @@ class SearchHit(_Unread):
     moment: float | None = None
     """Second at which the best frame of a video, or the passage of subtitles, is shown; None for
     other items."""
+    matched: tuple[str, ...] = ()
+    """Parts of a picture's description with words of the query that few items contain: ``caption``,
+    ``picture text``, ``name`` (and folders), ``keywords``, ``people``, ``date`` or ``place``."""
 
     if not TYPE_CHECKING:
 

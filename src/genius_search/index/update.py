@@ -117,7 +117,7 @@ def update_items(
     snapshot = writer.snapshot
     plan = _Plan()
     with check_files_on_error(snapshot):
-        stored = _stored_items(snapshot, [*updates])
+        stored = stored_items(snapshot, [*updates])
     for item_id, (item, location) in stored.items():
         _plan_update(plan, item, location, updates[item_id])
     missing = [item_id for item_id in updates if item_id not in stored]
@@ -140,7 +140,7 @@ def update_items(
     return Updated(num_written, missing, left_out)
 
 
-def _stored_items(snapshot: Snapshot, ids: Sequence[str]) -> dict[str, tuple[Item, Location]]:
+def stored_items(snapshot: Snapshot, ids: Sequence[str]) -> dict[str, tuple[Item, Location]]:
     """Return items with their locations by their ids; unknown ids are left out.
 
     Paths of stored pictures are relative to the folder of the index.

@@ -203,7 +203,9 @@ def get_item(served: NamedIndex, item_id: IdQuery) -> Response:
     location = snapshot.locate(item_id)
     item = snapshot.item_at(location)
     codes = snapshot.id_at(location)[: served.index.model.num_levels].tolist()
-    body = describe_item(item, served.name) | {"fields": item.fields, "codes": codes}
+    lines = [line._asdict() for line in item.picture_text]
+    details = {"fields": item.fields, "codes": codes, "picture_text": lines}
+    body = describe_item(item, served.name) | details
     return Response(written(body), media_type="application/json")
 
 

@@ -328,6 +328,15 @@ class SearchSettings(BaseModel):
     router: Router
 
 
+class PictureLine(BaseModel):
+    """A line of text in a picture."""
+
+    words: str
+    box: list[float] = Field(
+        description="Left, top, right and bottom edge, as shares of the picture's width and height."
+    )
+
+
 class Item(BaseModel):
     """An item."""
 
@@ -337,6 +346,9 @@ class Item(BaseModel):
     image: str | None = Field(description="Path of its picture on this server.")
     fields: dict[str, JsonValue]
     codes: list[int] = Field(description="Its ID: the code of its modality, then a code per level.")
+    picture_text: list[PictureLine] = Field(
+        description="Lines of text in its picture; empty if there are none, or were not read."
+    )
 
 
 class FacetValue(BaseModel):
