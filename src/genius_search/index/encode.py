@@ -28,9 +28,7 @@ from genius_search.index.words import (
     NO_WORD_MATCHES,
     WordMatches,
     encode_location,
-    find_telling_words,
     find_word_matches,
-    split_words,
 )
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
@@ -89,8 +87,6 @@ class EncodedQuery(NamedTuple):
     """Whether hits show the least score of good first hits."""
     is_modality_part: bool = False
     """Whether the request became several queries, one for each modality."""
-    telling_words: tuple[str, ...] = ()
-    """Words of the query that few items contain."""
 
     @property
     def raised_locations(self) -> Int64[np.ndarray, " items"]:
@@ -220,7 +216,6 @@ class QueryEncoder:
             shows_probabilities=calibration is not None and covers_request(calibration, request),
             has_least_scores=has_least_scores(request, words),
             is_modality_part=len(modalities) > 1,
-            telling_words=() if words is None else self._telling_words(request),
         )
         if modalities == [None] and request.filter is None:
             return [undivided]
@@ -257,10 +252,6 @@ class QueryEncoder:
         if not (request.hybrid and text and is_text):
             return None
         return find_word_matches(self._snapshot, text, max_raised=self._max_raised)
-
-    def _telling_words(self, request: SearchRequest) -> tuple[str, ...]:
-        """Return the words of a text query that few items contain; their look-ups are cached."""
-        return tuple(find_telling_words(self._snapshot, split_words(request.text or "")))
 
     def _embed(self, targets: Sequence[tuple[SearchRequest, Modality]]) -> list[QueryVectors]:
         """Return the vectors of requests.

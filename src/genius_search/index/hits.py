@@ -152,7 +152,7 @@ def _read_values(
                 least_scores[position],
                 excesses[position],
                 moment,
-                _matched_sources(item, query.telling_words),
+                _matched_sources(item, () if query.words is None else query.words.words),
             )
         )
     return values

@@ -173,7 +173,7 @@ def find_word_matches(
     """Find the items that contain words of a text, and the shares that raise them."""
     words = split_words(text)
     is_short = len(words) <= MAX_QUERY_WORDS
-    locations_of_words = find_telling_words(snapshot, words)
+    locations_of_words = _find_telling_words(snapshot, words)
     if not any(map(len, locations_of_words.values())):
         is_frequent = bool(words) and is_short and not locations_of_words
         return NO_WORD_MATCHES._replace(is_frequent=is_frequent)
@@ -189,7 +189,7 @@ def find_word_matches(
     return matches._replace(shares=matches.shares * scale, words=(*locations_of_words,))
 
 
-def find_telling_words(
+def _find_telling_words(
     snapshot: Snapshot, words: Sequence[str]
 ) -> dict[str, Int64[np.ndarray, " items"]]:
     """Return the locations of the items that contain each word, without frequent words.
