@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -55,6 +55,8 @@ FRAME_SIDE: Final = 320
 """Maximum length of the shorter side of frames, in pixels."""
 MAX_CUES: Final = 5_000
 """Maximum number of cues of a video's subtitles."""
+FRAMES: Final = "videos"
+"""Name of the folder of frames in the cache."""
 RESULT: Final = "result.json"
 """Name of the file with the times of frames."""
 _CACHE_VERSION: Final = 1
@@ -122,9 +124,8 @@ def read_video(path: Path) -> Video:
     folder = _cached_name(path)
     result_file = folder / RESULT
     if not result_file.is_file():
-        make_folder(folder.parent)
         # One video at a time, since a decoder may need gigabytes.
-        with FileLock(folder.parent / ".lock"):
+        with _writable_cache(path), FileLock(folder.parent / ".lock"):
             if not result_file.is_file():
                 shutil.rmtree(folder, ignore_errors=True)
                 with new_folder(folder) as temporary:
@@ -146,10 +147,21 @@ def probe_video(path: Path) -> VideoFacts:
     for cached in (name / RESULT, name.with_suffix(".json")):
         if cached.is_file():
             return _facts(path, json.loads(cached.read_text(encoding="utf-8")))
-    make_folder(name.parent)
-    result = _decode(path, name.parent, "probe")
-    write_file(name.with_suffix(".json"), json.dumps(result).encode())
+    with _writable_cache(path):
+        result = _decode(path, name.parent, "probe")
+        write_file(name.with_suffix(".json"), json.dumps(result).encode())
     return _facts(path, result)
+
+
+@contextlib.contextmanager
+def _writable_cache(path: Path) -> Iterator[None]:
+    """Create the folder of frames; raise :class:`BadImage` if nothing can be written there."""
+    try:
+        make_folder(user_cache() / FRAMES)
+        yield
+    except OSError as error:
+        reason = f"cannot be decoded: {user_cache() / FRAMES}: {error.strerror}; set XDG_CACHE_HOME"
+        raise BadImage(path, reason) from None
 
 
 def video_fields(path: Path) -> dict[str, Any]:
@@ -170,7 +182,7 @@ def _cached_name(path: Path) -> Path:
     require_file(path)
     status = path.stat()
     name = f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {_CACHE_VERSION}"
-    return user_cache() / "videos" / hashlib.sha256(name.encode()).hexdigest()[:24]
+    return user_cache() / FRAMES / hashlib.sha256(name.encode()).hexdigest()[:24]
 
 
 def _facts(path: Path, result: dict[str, Any]) -> VideoFacts:
@@ -202,8 +214,8 @@ def _decode(path: Path, folder: Path, mode: _Mode, *, moment: float = 0.0) -> di
             timeout=MAX_WALL_SECONDS,
             check=False,
         )
-    except subprocess.TimeoutExpired:
-        return {"error": f"takes more than {MAX_WALL_SECONDS:,.0f} seconds to decode"}
+    except subprocess.TimeoutExpired:  # not cached, since the disk or the machine was slow
+        raise BadImage(path, f"takes more than {MAX_WALL_SECONDS:,.0f} seconds to decode") from None
     except OSError as error:
         raise BadImage(path, f"cannot be decoded: {error.strerror}") from None
     if process.returncode or not process.stdout:

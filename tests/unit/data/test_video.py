@@ -141,9 +141,7 @@ def test_a_damaged_video_has_the_frames_before_the_damage_or_a_reason(tmp_path):
 
 
 @pytest.mark.parametrize("program", ["import os; os.abort()", "while True: pass"])
-def test_a_decoder_that_crashes_or_hangs_ends_with_a_reason_which_is_kept(
-    tmp_path, monkeypatch, program
-):
+def test_a_decoder_that_crashes_or_hangs_ends_with_a_reason(tmp_path, monkeypatch, program):
     draw_video(tmp_path / "a.avi", [(RED, 1)], codec="MJPG")
     (tmp_path / "decoder.py").write_text(program)
     monkeypatch.setattr(video_module, "_DECODER", tmp_path / "decoder.py")
@@ -186,3 +184,13 @@ def test_without_the_extra_videos_are_left_out_and_their_texts_are_items(tmp_pat
     assert [candidate.did for candidate in scan.candidates] == ["talk.srt", "talk.txt"]
     [problem] = scan.problems
     assert "genius-search[video]" in problem.reason
+
+
+def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path, monkeypatch):
+    draw_video(tmp_path / "a.avi", [(RED, 1)], codec="MJPG")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    for read in (read_video, probe_video):
+        with pytest.raises(BadImage, match="XDG_CACHE_HOME"):
+            read(tmp_path / "a.avi")
+    assert video_fields(tmp_path / "a.avi") == {"kind": "video"}
