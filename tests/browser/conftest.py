@@ -152,3 +152,21 @@ def items(small_index) -> dict[str, list[dict[str, object]]]:
             item = json.loads(line)
             found.setdefault(item["modality"].replace(",", "-"), []).append(item)
     return found
+
+
+@pytest.fixture
+def serious(request):
+    """Ask axe what is wrong with a page; serious and critical findings only."""
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="needs axe-playwright-python"
+    )
+
+    def find(page: playwright.Page) -> list[str]:
+        found = axe.Axe().run(page).response["violations"]
+        return [
+            f"{one['id']}: {one['nodes'][0]['html'][:200]}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+
+    return find

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 VIEWS = [
     "/",
@@ -14,24 +14,6 @@ VIEWS = [
     "/?q=a+leaf&match=xylophone",
     "/?view=add",
 ]
-
-
-@pytest.fixture
-def serious(request):
-    """Ask axe what is wrong with a page; serious and critical findings only."""
-    axe = pytest.importorskip(
-        "axe_playwright_python.sync_playwright", reason="needs axe-playwright-python"
-    )
-
-    def find(page: Page) -> list[str]:
-        found = axe.Axe().run(page).response["violations"]
-        return [
-            f"{one['id']}: {one['nodes'][0]['html'][:200]}"
-            for one in found
-            if one["impact"] in ("serious", "critical")
-        ]
-
-    return find
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

@@ -232,3 +232,24 @@ def test_a_video_plays_from_the_moment_that_was_found(page, tmp_path):
     shown.get_by_role("link").click()
     video = page.get_by_role("dialog", name="Item").locator("video")
     expect(video).to_have_js_property("currentTime", 2.5)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_axe_finds_nothing_serious_while_browsing(open_page, photos, serious, width, scheme):
+    page = open_page(
+        photos.address,
+        color_scheme=scheme,
+        viewport={"width": width, "height": 850},
+        reduced_motion="reduce",
+    )
+    expect(page.get_by_role("heading", name="May 2024")).to_be_visible()
+    assert ("timeline", serious(page)) == ("timeline", [])
+    page.get_by_role("button", name="Filters").click()
+    page.get_by_role("group", name="camera").get_by_role("button", name="Boxy").click()
+    expect(page.get_by_role("heading", name="35 items, newest first")).to_be_visible()
+    assert ("values", serious(page)) == ("values", [])
+    page.locator(".card .open").first.click()
+    page.keyboard.press("+")
+    expect(page.get_by_label("Zoom", exact=True)).to_have_text("150 %")
+    assert ("viewer", serious(page)) == ("viewer", [])
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
