@@ -3,7 +3,9 @@
 import { ask, isPicture, ready } from "./api.js";
 import { count, Icon, IconButton, items, say } from "./elements.js";
 import { html, useEffect, useRef, useState } from "./preact.js";
-import { address, arrive, chosen, current, itemsChanged, learnIndexes, notify, START } from "./state.js";
+import {
+  address, arrive, chosen, current, itemsChanged, learnIndexes, notify, START,
+} from "./state.js";
 
 const MAX_BATCH_BYTES = 6_000_000;
 const MAX_BATCH_ITEMS = 8; // their texts have at most 240 kB of UTF-8, less than the limit for JSON
@@ -74,7 +76,7 @@ function WrittenText() {
   return html`
     <div class="row words">
       <label for="words">Or write a text</label>
-      <textarea id="words" ref=${words} rows="2" maxlength="4000" placeholder="Text of the new item" />
+      <textarea id="words" ref=${words} rows="2" maxlength="4000" placeholder="Text of the item" />
       <button type="button" onClick=${add}>Add to list</button>
     </div>
   `;
@@ -102,12 +104,9 @@ export async function take(files) {
   const ids = new Set(added.map(({ id }) => id));
   setWaiting([...waiting.filter(({ id }) => !ids.has(id)), ...added]);
   say(`${items(waiting.length)} ready to add.`);
-  if (problems.length)
-    notify({
-      status: 0,
-      title: "Some files were left out or cut",
-      message: `${problems.slice(0, 5).join("; ")}${problems.length > 5 ? `; and ${problems.length - 5} more` : ""}.`,
-    });
+  const further = problems.length > 5 ? `; and ${problems.length - 5} more` : "";
+  const message = `${problems.slice(0, 5).join("; ")}${further}.`;
+  if (problems.length) notify({ status: 0, title: "Some files were left out or cut", message });
   setTimeout(() => document.getElementById("send")?.focus());
 }
 

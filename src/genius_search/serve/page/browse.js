@@ -1,8 +1,10 @@
-// Items without a query: a timeline by month if they have dates, otherwise the newest first. It goes
-// on as one scrolls.
+// Items without a query: a timeline by month if they have dates, otherwise the newest first. It
+// goes on as one scrolls.
 
 import { ask } from "./api.js";
-import { count, items as itemsText, monthName, monthOf, ProblemNotice, useRequest } from "./elements.js";
+import {
+  count, items as itemsText, monthName, monthOf, ProblemNotice, useRequest,
+} from "./elements.js";
 import { Grid } from "./grid.js";
 import { html, useEffect, useRef, useState } from "./preact.js";
 import { Nothing, StackChoice } from "./results.js";
@@ -34,12 +36,16 @@ export function Browse({ state }) {
   if (chosen().items === 0) return html`<${Empty} />`;
   if (counts?.total === 0) return html`<div id="results"><${Nothing} state=${state} /></div>`;
   return html`
-    <div id="results" class=${counts?.months.length ? "timeline" : ""} aria-busy=${isBusy ? "true" : "false"}>
+    <div
+      id="results"
+      class=${counts?.months.length ? "timeline" : ""}
+      aria-busy=${isBusy ? "true" : "false"}
+    >
       ${problem && html`<${ProblemNotice} problem=${problem} again=${again} />`}
       ${counts &&
       html`
         <div class="taken">
-          <h2>${itemsText(counts.total)}, ${state.order === "oldest" ? "oldest" : "newest"} first</h2>
+          <h2>${itemsText(counts.total)}, ${state.order || "newest"} first</h2>
           <${StackChoice} state=${state} label="Stack copies" />
         </div>
         ${counts.months.length > 0 && html`<${Months} months=${counts.months} state=${state} />`}
@@ -121,7 +127,9 @@ function Pages({ state }) {
   list(hits, more);
   return html`
     <div class="pages" aria-busy=${isBusy ? "true" : "false"}>
-      ${sections(hits, stacked).map((section) => html`<${Section} key=${section.month} ...${section} state=${state} />`)}
+      ${sections(hits, stacked).map(
+        (section) => html`<${Section} key=${section.month} ...${section} state=${state} />`,
+      )}
       ${problem && html`<${ProblemNotice} problem=${problem} again=${again} />`}
       ${more && pages.length > 0 && html`<${MoreButton} isBusy=${isBusy} more=${more} />`}
     </div>
@@ -144,9 +152,8 @@ function Section({ month, items, stacked, state }) {
   const section = useRef(null);
   useEffect(() => {
     if (!month) return undefined;
-    const observer = new IntersectionObserver(([{ isIntersecting }]) => mark(month, isIntersecting), {
-      rootMargin: "-20% 0px -60%",
-    });
+    const see = ([{ isIntersecting }]) => mark(month, isIntersecting);
+    const observer = new IntersectionObserver(see, { rootMargin: "-20% 0px -60%" });
     observer.observe(section.current);
     return () => observer.disconnect();
   }, [month]);

@@ -6,16 +6,7 @@ import { ExpertPanel } from "./expert.js";
 import { FiltersPanel } from "./filters.js";
 import { html, useEffect, useRef, useState } from "./preact.js";
 import {
-  chosen,
-  current,
-  dateField,
-  dateFields,
-  go,
-  hasQuery,
-  keepPicture,
-  notify,
-  pictureOf,
-  START,
+  chosen, current, dateField, dateFields, go, hasQuery, keepPicture, notify, pictureOf, START,
 } from "./state.js";
 
 const MAX_WEIGHT = 3;
@@ -253,7 +244,8 @@ function Part({ part, parts }) {
   const change = (weight) => {
     const rounded = Math.round(weight * 4) / 4 || Math.sign(weight - part.weight) / 4;
     const bounded = Math.max(-MAX_WEIGHT, Math.min(MAX_WEIGHT, rounded));
-    search({ parts: parts.map((other) => (other === part ? { ...part, weight: bounded } : other)) });
+    const weighed = { ...part, weight: bounded };
+    search({ parts: parts.map((other) => (other === part ? weighed : other)) });
   };
   return html`
     <li class=${part.weight < 0 ? "part without" : "part"}>

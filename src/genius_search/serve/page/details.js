@@ -1,23 +1,11 @@
-// What the viewer shows beside an item: its name, text and fields, actions, and for experts its path
-// through the codes.
+// What the viewer shows beside an item: its name, text and fields, actions, and for experts its
+// path through the codes.
 
 import { ask, call, key } from "./api.js";
 import { compose, describeChange, moreLike } from "./composer.js";
 import {
-  count,
-  dateOf,
-  fileName,
-  itemName,
-  items,
-  matchingLines,
-  Modal,
-  modalityName,
-  originalPath,
-  percent,
-  pictureLines,
-  ProblemNotice,
-  say,
-  useRequest,
+  count, dateOf, fileName, itemName, items, matchingLines, Modal, modalityName, originalPath,
+  percent, pictureLines, ProblemNotice, say, useRequest,
 } from "./elements.js";
 import { html, useEffect, useRef, useState } from "./preact.js";
 import { question } from "./results.js";
@@ -109,7 +97,7 @@ function Choice({ item, state }) {
   `;
 }
 
-/** A link to the original file. A link cannot send a key, so with a key the file is fetched first. */
+/** A link to the original file. It cannot send a key, so with a key the file is fetched first. */
 function Original({ item, children, ...attributes }) {
   const path = originalPath(item);
   const fetchFirst = async (event) => {
@@ -171,9 +159,9 @@ function Explanation({ item, state }) {
 /** Describe the rank of the item, or why it has none. */
 function outcome({ is_allowed: isAllowed, rank, touched, beam }) {
   if (!isAllowed) return "The filters or the selected modality exclude this item.";
-  if (rank !== null)
-    return `Rank ${count(rank)} of ${items(touched)} that the search ranked with a beam of ${count(beam)}.`;
-  return `Not among the ${items(touched)} that the search ranked; a beam wider than ${count(beam)} may reach it.`;
+  const ranked = `${items(touched)} that the search ranked`;
+  if (rank !== null) return `Rank ${count(rank)} of ${ranked} with a beam of ${count(beam)}.`;
+  return `Not among the ${ranked}; a beam wider than ${count(beam)} may reach it.`;
 }
 
 /** Return the levels up to the first with a single item; below it, there is nothing to choose. */
@@ -206,8 +194,8 @@ function DeleteDialog({ item, onClose }) {
     <${Modal} label="Delete this item?" class="small" onClose=${onClose}>
       <h2>Delete this item?</h2>
       <p>
-        Searches will no longer find “${itemName(item)}”. If it comes from a file on the server, the
-        file stays, and can be added again. An item that was added on this page is lost.
+        Searches will no longer find “${itemName(item)}”. If it comes from a file on the server,
+        the file stays, and can be added again. An item that was added on this page is lost.
       </p>
       <div class="actions">
         <button type="button" class="danger" onClick=${() => remove(item)}>Delete</button>

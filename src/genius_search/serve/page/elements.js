@@ -15,7 +15,7 @@ export const IconButton = ({ name, label, ...attributes }) => html`
   </button>
 `;
 
-/** A modal dialog. Esc, its button and a click outside close it; the focus returns to its opener. */
+/** A modal dialog. Esc, its button and a click outside close it; the focus then returns. */
 export function Modal({ label, onClose, children, ...attributes }) {
   const dialog = useRef(null);
   const close = useRef(onClose);
@@ -79,8 +79,8 @@ export function Picture({ path, alt = "", size = 512, loading = "lazy", onLoad }
 }
 
 /**
- * Load a value again whenever the name of the request changes; null requests nothing. The last value
- * stays until the next one has arrived.
+ * Load a value again whenever the name of the request changes; null requests nothing. The last
+ * value stays until the next one has arrived.
  */
 export function useRequest(name, load) {
   const [answer, setAnswer] = useState({ name: null });
@@ -131,7 +131,7 @@ export function ProblemNotice({ problem, again }) {
     <div class="notice" role="alert">
       <strong>${problem.title}</strong>
       <p>${message} ${REMEDIES[problem.status] ?? ""}</p>
-      ${again && html`<p class="actions"><button type="button" onClick=${again}>Try again</button></p>`}
+      ${again && html`<button type="button" onClick=${again}>Try again</button>`}
       ${problem.requestId && html`<p class="fine">Request ${problem.requestId}</p>`}
     </div>
   `;
@@ -180,9 +180,9 @@ export const isVideo = (item) => item.fields?.kind === "video";
 
 /** Format seconds of a video: 1:07:03, or 7:03. */
 export function duration(seconds) {
-  const [hours, minutes] = [seconds / 3600, (seconds / 60) % 60].map(Math.floor);
-  const padded = [hours, minutes, Math.floor(seconds % 60)].map((part) => `${part}`.padStart(2, "0"));
-  return padded.slice(hours ? 0 : 1).join(":").replace(/^0/, "");
+  const parts = [seconds / 3600, (seconds / 60) % 60, seconds % 60].map(Math.floor);
+  const padded = parts.map((part) => `${part}`.padStart(2, "0"));
+  return padded.slice(parts[0] ? 0 : 1).join(":").replace(/^0/, "");
 }
 
 /** Return the lines of text in a picture, with their boxes. */

@@ -85,18 +85,17 @@ function Values({ state, search }) {
   );
   const isWorthShowing = ({ field, values }) =>
     chosenValues(state.where, field).length > 0 ||
-    (values.length > 0 && values.length < MAX_VALUES && values[0].items > 1);
+    (values.length > 1 && values.length < MAX_VALUES && values[0].items > 1);
+  const { where } = state;
   return (value ?? [])
     .filter(isWorthShowing)
-    .map(
-      (facet) =>
-        html`<${ValuesOfField} key=${facet.field} ...${facet} where=${state.where} search=${search} />`,
-    );
+    .map((facet) => html`<${Facet} key=${facet.field} ...${facet} ...${{ where, search }} />`);
 }
 
 /**
- * Count the values of fields. The values of a field are counted without the condition on it, so that
- * a further one can be chosen: one search for each field with a condition, and one for the others.
+ * Count the values of fields. The values of a field are counted without the condition on it, so
+ * that a further one can be chosen: one search for each field with a condition, and one for the
+ * others.
  */
 async function countValues(state, fields, signal) {
   const facetOf = (field) => (dateFields().includes(field) ? `${field}:year` : field);
@@ -117,7 +116,7 @@ async function countValues(state, fields, signal) {
   return fields.map((field) => ({ field, values: facets[facetOf(field)] }));
 }
 
-function ValuesOfField({ field, values, where, search }) {
+function Facet({ field, values, where, search }) {
   const [isLong, setLong] = useState(false);
   const selected = chosenValues(where, field);
   const toggle = (value) => {
@@ -137,7 +136,7 @@ function ValuesOfField({ field, values, where, search }) {
   );
   return html`
     <div class="values" role="group" aria-label=${field}>
-      <h3>${field}</h3>
+      <h3>${bare(field).split(".").at(-1)}</h3>
       ${visible.map(
         ([value, number]) => html`
           <button
@@ -213,7 +212,6 @@ function Conditions({ state, search }) {
 function ConditionRow({ row, onChange, onRemove }) {
   const fields = [...chosen().fields, ...BUILT_IN_FIELDS];
   if (row.field && !fields.includes(row.field)) fields.push(row.field);
-  const bare = (name) => name.replaceAll(/["']/g, "");
   return html`
     <li class=${row.value.trim() ? "condition" : "condition unfinished"}>
       <select
@@ -230,7 +228,9 @@ function ConditionRow({ row, onChange, onRemove }) {
         value=${row.how}
         onChange=${({ target }) => onChange({ how: target.value }, false)}
       >
-        ${OPERATORS.map(([sign, words]) => html`<option key=${sign} value=${sign}>${words}</option>`)}
+        ${OPERATORS.map(
+          ([sign, words]) => html`<option key=${sign} value=${sign}>${words}</option>`,
+        )}
       </select>
       <input
         type="text"
@@ -271,6 +271,9 @@ function valuesOf(condition, field) {
 
 const chosenValues = (where, field) =>
   where.flatMap((condition) => valuesOf(condition, field) ?? []);
+
+/** Return the name of a field without quotes. */
+const bare = (name) => name.replaceAll(/["']/g, "");
 
 const unquoted = (text) => text.trim().replace(/^(["'])([^]*)\1$/, "$2");
 

@@ -1,7 +1,9 @@
 // A grid of items in rows of equal height, in which each picture keeps its shape.
 
 import { moreLike } from "./composer.js";
-import { count, dateOf, duration, fileName, isVideo, itemName, percent, Picture } from "./elements.js";
+import {
+  count, dateOf, duration, fileName, isVideo, itemName, percent, Picture,
+} from "./elements.js";
 import { html, useState } from "./preact.js";
 import { address } from "./state.js";
 

@@ -8,18 +8,8 @@ import { Icon, items, Modal, ProblemNotice } from "./elements.js";
 import { html, render, useEffect, useRef } from "./preact.js";
 import { Results } from "./results.js";
 import {
-  allIndexes,
-  arrive,
-  chosen,
-  current,
-  currentNotice,
-  go,
-  hasQuery,
-  learnIndexes,
-  notify,
-  onShow,
-  read,
-  START,
+  allIndexes, arrive, chosen, current, currentNotice, go, hasQuery, learnIndexes, notify, onShow,
+  read, START,
 } from "./state.js";
 import { Viewer } from "./viewer.js";
 
@@ -50,7 +40,7 @@ function View({ state }) {
   const before = useRef(null);
   const isAdd = state.view === "add";
   useEffect(() => {
-    document.title = isAdd ? "Add items · genius" : state.text ? `${state.text} · genius` : "genius";
+    document.title = [isAdd ? "Add items" : state.text, "genius"].filter(Boolean).join(" · ");
   });
   useEffect(() => {
     if (before.current && !state.item) document.getElementById(`${state.view}-title`)?.focus();
@@ -67,9 +57,9 @@ function View({ state }) {
 }
 
 function Top({ state, isReady }) {
-  const link = (view, name, href) => html`
-    <a href=${href} data-view=${view} aria-current=${state.view === view ? "page" : null}>${name}</a>
-  `;
+  const currently = (view) => (state.view === view ? "page" : null);
+  const link = (view, name, href) =>
+    html`<a href=${href} data-view=${view} aria-current=${currently(view)}>${name}</a>`;
   return html`
     <header class="top">
       <a class="brand" href="./" data-view="search" aria-label="genius, new search">
@@ -82,7 +72,9 @@ function Top({ state, isReady }) {
       <div class="about">
         ${isReady && html`<${IndexChoice} state=${state} />`}
         ${key.get() &&
-        html`<button type="button" class="quiet" onClick=${changeKey}><${Icon} name="key" />Key</button>`}
+        html`<button type="button" class="quiet" onClick=${changeKey}>
+          <${Icon} name="key" />Key
+        </button>`}
       </div>
     </header>
   `;

@@ -6,14 +6,7 @@ import { count, itemName, percent, ProblemNotice, say, useRequest } from "./elem
 import { Grid } from "./grid.js";
 import { html, useEffect, useRef } from "./preact.js";
 import {
-  chosen,
-  currentEdition,
-  go,
-  isNarrowed,
-  list,
-  notify,
-  orderBy,
-  pictureOf,
+  chosen, currentEdition, go, isNarrowed, list, notify, orderBy, pictureOf,
 } from "./state.js";
 
 const MAX_SHOWN = 200;
@@ -157,7 +150,7 @@ function noMatchText(best, state) {
     best.probability === null
       ? "No hit is close enough to the query."
       : `The best hit is right with a probability of only ${percent(best.probability)}.`;
-  return `${chance} ${isNarrowed(state) ? "Fewer filters or other words may help." : "Other words may help."}`;
+  return `${chance} ${isNarrowed(state) ? "Fewer filters or other" : "Other"} words may help.`;
 }
 
 export function Nothing({ state }) {

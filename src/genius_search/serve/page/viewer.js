@@ -4,15 +4,7 @@
 import { ask, key, pictureUrl } from "./api.js";
 import { ItemDetails } from "./details.js";
 import {
-  IconButton,
-  isVideo,
-  itemName,
-  matchingLines,
-  Modal,
-  originalPath,
-  Picture,
-  ProblemNotice,
-  say,
+  IconButton, isVideo, itemName, matchingLines, Modal, originalPath, Picture, ProblemNotice, say,
   useRequest,
 } from "./elements.js";
 import { html, useEffect, useRef, useState } from "./preact.js";
