@@ -50,7 +50,7 @@ EXTRAS: Final = {
         "mcp": "mcp",
         "train": "torch",
         "models": "ftfy sentence_transformers sentencepiece transformers",
-        "photos": "pillow_heif",
+        "photos": "pillow_heif textual_image",
         "pdf": "pypdf",
         "places": "reverse_geocode",
         "ocr": "rapidocr",

@@ -34,6 +34,7 @@ from genius_search.cli.terminal import (
     print_text,
     shorten,
 )
+from genius_search.cli.thumbnails import print_thumbnails
 from genius_search.errors import ArtifactError, BadData, UsageError, plural
 
 if TYPE_CHECKING:
@@ -365,6 +366,7 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
                     sys.stdout.flush()
                     sys.stdout.buffer.write(os.fsencode(file) + b"\n")
         else:
+            print_thumbnails(hits)
             print_hits(hits, full=self.full)
         if not (self.json or self.files_only):
             print_facets(hits)
