@@ -19,6 +19,8 @@ LIBRARY: Final = "textual_image"
 SIDE: Final = 160
 """Width and height of a cell, in pixels."""
 MARGIN: Final = 8
+CELL_WIDTH: Final = 8
+"""Width of a character of the terminal, in pixels; approximate."""
 THUMBNAILS_PER_ROW: Final = 6
 MAX_THUMBNAILS: Final = 12
 
@@ -32,7 +34,9 @@ def print_thumbnails(hits: Sequence[SearchHit]) -> None:
         return
     from rich.console import Console
 
-    Console().print(renderable(draw_sheet(hits[:MAX_THUMBNAILS]), width="auto", height="auto"))
+    sheet = draw_sheet(hits[:MAX_THUMBNAILS])
+    width = min(terminal_width(), sheet.width // CELL_WIDTH)
+    Console().print(renderable(sheet, width=width, height="auto"))
 
 
 def picture_protocol() -> Any:
