@@ -59,3 +59,10 @@ def second_at(text: str, position: int) -> int | None:
         if mark.start() >= position:
             break
     return second
+
+
+def format_seconds(seconds: float) -> str:
+    """Return seconds as hours, minutes and seconds: ``0:01:30``."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}"

@@ -404,7 +404,7 @@ def print_hits(hits: Hits, *, full: bool = False) -> None:
 
     Texts are cut unless ``full`` is given. Ids are never cut, so that they can be copied.
     """
-    from genius_search.data.subtitles import format_seconds
+    from genius_search.text import format_seconds
 
     has_score = any(hit.codes for hit in hits)  # a listing has no scores
     has_probability = any(hit.probability is not None for hit in hits)

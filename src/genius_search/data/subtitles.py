@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from genius_search.data.captions import normalize_path
 from genius_search.data.text_files import read_text
 from genius_search.errors import BadImage
+from genius_search.text import format_seconds
 
 SUBTITLE_SUFFIXES: Final = (".srt", ".vtt")
 """Endings of subtitles, in order of priority."""
@@ -157,10 +158,3 @@ def join_cues(cues: Sequence[Cue]) -> str:
             last_mark = cue.start
         lines.append(mark + cue.text)
     return "\n".join(lines)
-
-
-def format_seconds(seconds: float) -> str:
-    """Return seconds as hours, minutes and seconds: ``0:01:30``."""
-    minutes, second = divmod(int(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}"

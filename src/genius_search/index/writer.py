@@ -37,7 +37,6 @@ from pydantic_core import to_json
 
 from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
 from genius_search.data.values import Value, table_values
-from genius_search.data.video import frame_file
 from genius_search.errors import ArtifactMissing, BadData, GeniusError, UsageError
 from genius_search.forks import free_in_children, iterate_unlocked, yield_to_fork
 from genius_search.index.filters import Filter
@@ -194,6 +193,8 @@ def items_to_encode(
             item = entry
             yield item
         elif entry.is_frame:
+            from genius_search.data.video import frame_file  # noqa: PLC0415  searches need no PIL
+
             frame = frame_file(Path(item.image or ""), entry.moment or 0)
             frame_id = f"{item.id}\n@{entry.moment}"
             yield Item(frame_id, Modality.IMAGE, None, str(frame), stamp=item.stamp)

@@ -8,14 +8,13 @@ import pytest
 
 from genius_search.data.subtitles import (
     Cue,
-    format_seconds,
     join_cues,
     match_subtitles,
     parse_cues,
     read_cues,
 )
 from genius_search.errors import BadImage
-from genius_search.text import second_at
+from genius_search.text import format_seconds, second_at
 
 SRT = """1
 00:00:01,000 --> 00:00:03,500
