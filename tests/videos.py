@@ -6,8 +6,10 @@ import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
+import pytest
+
+cv2 = pytest.importorskip("cv2")
 
 RED, GREEN, BLUE, YELLOW, BLACK = (220, 0, 0), (0, 200, 0), (0, 0, 220), (220, 220, 0), (0, 0, 0)
 COLOURS = {"red": RED, "green": GREEN, "blue": BLUE, "yellow": YELLOW}

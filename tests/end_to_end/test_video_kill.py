@@ -15,8 +15,6 @@ from genius_search.encoders import open as open_module
 from genius_search.index.index import Index
 from tests.videos import BLUE, GREEN, RED, YELLOW, colour_plugins, draw_video
 
-pytest.importorskip("cv2")
-
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys

@@ -22,8 +22,6 @@ from genius_search.data.video import (
 from genius_search.errors import BadImage
 from tests.videos import BLACK, BLUE, GREEN, RED, YELLOW, draw_video
 
-pytest.importorskip("cv2")
-
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):

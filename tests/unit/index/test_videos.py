@@ -13,8 +13,6 @@ from genius_search.encoders import open as open_module
 from genius_search.index.index import Index
 from tests.videos import BLUE, GREEN, RED, YELLOW, ColourEncoder, colour_plugins, draw_video
 
-pytest.importorskip("cv2")
-
 SUBTITLES = """1
 00:00:01,000 --> 00:00:03,000
 A violin plays softly.

@@ -17,8 +17,6 @@ from genius_search.serve.mcp import make_server
 from tests.unit.serve.conftest import serving
 from tests.videos import GREEN, RED, colour_plugins, draw_video
 
-pytest.importorskip("cv2")
-
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
