@@ -220,7 +220,8 @@ def test_a_video_plays_from_the_moment_that_was_found(page, tmp_path):
     def as_video(route: Route) -> None:
         answer = route.fetch().json()
         for hit in answer.get("hits", []):
-            hit |= {"moment": 2.5, "fields": {"kind": "video", "duration": 65.0}}
+            fields = {"kind": "video", "duration": 65.0}
+            hit |= {"moment": 2.5, "fields": fields, "matched": ["caption", "picture text"]}
         route.fulfill(json=answer)
 
     page.route("**/v1/search", as_video)
@@ -229,6 +230,7 @@ def test_a_video_plays_from_the_moment_that_was_found(page, tmp_path):
     page.goto(f"{page.url}?q=a+box")
     shown = page.locator(".card").first
     expect(shown.locator(".length")).to_have_text("0:02 of 1:05")
+    expect(shown.locator(".acts")).to_contain_text("in its picture text")
     shown.get_by_role("link").click()
     video = page.get_by_role("dialog", name="Item").locator("video")
     expect(video).to_have_js_property("currentTime", 2.5)

@@ -190,7 +190,7 @@ export const pictureLines = (item) => item.picture_text ?? [];
 
 /** Return the lines of text in a picture with a word of the query. */
 export function matchingLines(item) {
-  const wordsOf = (text) => text.toLowerCase().match(/[\p{L}\p{N}]{2,}/gu) ?? [];
+  const wordsOf = (text) => text.toLowerCase().match(/[\p{L}\p{N}]{3,}|\p{N}+/gu) ?? [];
   const asked = wordsOf(current().text);
   return pictureLines(item).filter(({ words }) =>
     wordsOf(words).some((word) => asked.some((start) => word.startsWith(start))),

@@ -47,6 +47,7 @@ function Card({ item, others, rank, state }) {
     setRatio(shape);
   };
   const date = dateOf(item);
+  const sources = (item.matched ?? []).filter((name) => name !== "caption").join(" and ");
   const length = isVideo(item) && item.fields.duration;
   const label = [
     rank === null ? itemName(item) : `Hit ${rank}: ${itemName(item)}`,
@@ -81,6 +82,7 @@ function Card({ item, others, rank, state }) {
       </a>
       <div class="acts">
         ${date && html`<span>${date}</span>`}
+        ${sources && html`<span title="has words of the query">in its ${sources}</span>`}
         ${sure &&
         html`<span class="sure" aria-hidden="true" title=${`probability ${sure}`}>
           <span class="meter" style=${{ "--share": item.probability }} />${sure}
