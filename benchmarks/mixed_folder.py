@@ -324,21 +324,28 @@ def list_questions(captions: list[tuple[str, str]], starts: dict[str, float]) ->
     return questions
 
 
-def index_folder(command: list[str], *, kill: bool) -> float:
-    """Run the command that indexes the folder, and return its CPU-seconds.
+def index_folder(index: Path, folder: Path, encoder: str, *, kill: bool) -> float:
+    """Index the folder by the command line, and return the CPU-seconds of the last command.
 
-    With ``kill``, it is killed six times before, later each time.
+    With ``kill``, commands are killed six times before, later each time.
     """
+
+    def next_command() -> list[str]:
+        genius = [sys.executable, "-m", "genius_search", "index"]
+        if (index / "index.json").exists():
+            return [*genius, "sync", str(index)]
+        return [*genius, "create", str(index), "--pool", str(folder), "--encoder", encoder]
+
     if kill:
         for number in range(KILLS):
             process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                next_command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
             time.sleep(4 + 6 * number)
             process.send_signal(signal.SIGKILL)
             process.wait()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True)
+    subprocess.run(next_command(), check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -367,9 +374,7 @@ def main() -> None:
     questions = draw_folder(options.photos, folder)
     files = [path for path in folder.rglob("*") if path.is_file()]
     print(f"{len(files)} files:", dict(Counter(path.suffix for path in files).most_common()))
-    command = [sys.executable, "-m", "genius_search", "index", "create", str(index_path)]
-    command += ["--pool", str(folder), "--encoder", options.encoder]
-    seconds = index_folder(command, kill=options.kill)
+    seconds = index_folder(index_path, folder, options.encoder, kill=options.kill)
     index = Index.open(index_path)
     print(f"indexed in {seconds:.0f} CPU-s (of the last run):", index.last_change)
     right: Counter[str] = Counter()

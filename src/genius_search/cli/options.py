@@ -166,7 +166,7 @@ class OcrOption:
             return
         progress.say(
             f"the index can be searched; reading text in {plural(count, 'picture')} (Ctrl-C stops, "
-            "and the next command continues)"
+            f"and `genius index sync {index.folder}` continues)"
         )
         try:
             index.read_pictures(progress=progress, wait_seconds=MAX_OCR_WAIT_SECONDS)

@@ -830,7 +830,10 @@ def default_bits(num_items: int) -> EmbeddingBits:
 def require_free_folder(folder: Path) -> None:
     """Raise :class:`UsageError` unless an index can be created in this folder."""
     if (folder / CURRENT).exists():
-        raise UsageError(f"{folder} holds an index already; `genius index add` adds to it")
+        raise UsageError(
+            f"{folder} holds an index already; `genius index add` adds to it, and `genius index "
+            "sync` brings it up to date"
+        )
     if has_lost_manifest(folder):
         raise UsageError(
             f"{folder} holds an index whose {CURRENT} is missing; restore it from a backup, "
