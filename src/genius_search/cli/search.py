@@ -429,6 +429,8 @@ def print_hits(hits: Hits, *, full: bool = False) -> None:
         if hit.moment is not None:
             words = f"at {format_seconds(hit.moment)} {words}".rstrip()
         content = [words or hit.image] if sys.stdout.isatty() else [hit.image, words]
+        if hit.matched and hit.matched != ("caption",):
+            content.append(f"[{', '.join(hit.matched)}]")
         rows.append([*row, hit.id, " ".join(filter(None, content))])
     columns += ["item", "text or picture"]
     print_table(columns, rows, left=("item",), fill=True, cut=not full)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from PIL import Image
 
+from genius_search.data.picture_text import PictureText
 from genius_search.index.index import Index
+from genius_search.index.picture_text import write_texts
 
 from .conftest import serving
 from .test_guard import is_problem
@@ -38,6 +41,21 @@ def test_items_are_counted_listed_and_deleted_by_conditions(writable):
     is_problem(writable.delete("/v1/items"), 422)
     for path in ("/v1/items/count", "/v1/items/scroll"):
         is_problem(writable.get(path, params={"where": ["image~pool"]}), 422)
+
+
+def test_the_text_in_a_picture_comes_with_its_boxes(tmp_path):
+    photo = Image.new("RGB", (40, 30), "red")
+    items = [{"id": "ticket", "image": photo}, {"id": "note", "text": "a gate"}]
+    index = Index.create(tmp_path / "i", items, encoder="text:wordllama")
+    text = PictureText("Boarding pass\nGate B42", "[[0, 0.1, 1, 0.2], [0.1, 0.5, 0.4, 0.6]]")
+    with index._open_writer(0) as writer:
+        assert write_texts(writer, index.model, {"ticket": text, "nobody": text}) == 1
+    with serving(index) as client:
+        lines = client.get("/v1/items", params={"id": "ticket"}).json()["picture_text"]
+        assert lines[1] == {"words": "Gate B42", "box": [0.1, 0.5, 0.4, 0.6]}
+        assert client.get("/v1/items", params={"id": "note"}).json()["picture_text"] == []
+        hits = client.post("/v1/search", json={"text": "boarding"}).json()["hits"]
+        assert (hits[0]["id"], hits[0]["matched"]) == ("ticket", ["picture text"])
 
 
 def test_vectors_are_returned(tmp_path):
