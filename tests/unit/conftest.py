@@ -377,3 +377,9 @@ def _export_onnx(folder, target, names):
 @pytest.fixture(scope="session")
 def export_onnx():
     return _export_onnx
+
+
+@pytest.fixture(autouse=True)
+def no_text_recognition(monkeypatch):
+    """Commands would read the pictures of every test; those that are about it say so."""
+    monkeypatch.setattr("genius_search.data.picture_text.has_rapidocr", lambda: False)

@@ -60,8 +60,8 @@ TEXT_ENCODER: Final = SuggestedEncoder(
 )
 """The encoder to suggest for pools of texts."""
 FOUND_BY_WORDS: Final = (
-    "pictures are found by captions, keywords, names, folders, dates and places, not by their "
-    "contents"
+    "pictures are found by captions, keywords, names, folders, dates, places and text in them, not "
+    "by their contents"
 )
 
 
