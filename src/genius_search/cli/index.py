@@ -70,15 +70,13 @@ class Create(DeviceOptions, ItemOptions, OcrOption, WaitOption, JsonOption, Inde
     """Folder of a trained model."""
 
     encoder: OptionalName = None
-    """Instead of a model: a pretrained encoder. st:NAME, clip:NAME, siglip:NAME and text:NAME are
-    models of sentence-transformers, onnx:NAME is an ONNX model; NAME is a folder or a name on the
-    Hugging Face hub. text:wordllama reads English texts, and
-    text:universal-sentence-encoder 16 languages; they need no download. Default: an encoder
-    that suits the pool."""
+    """Instead of a model: a pretrained encoder, a folder or a name on the Hugging Face hub: st:NAME
+    (also clip:, siglip:, text:), onnx:NAME or onnx-quantized:NAME. text:wordllama (English) and
+    text:universal-sentence-encoder need no download. Default: one that suits the pool."""
 
     embeddings: Embeddings = None
-    """Embeddings to store for re-ranking: fused ones, or raw sums of the encoder's features
-    (GENIUS^R in the paper). Default: none with a model, otherwise fused."""
+    """Embeddings to store for re-ranking: fused, or raw sums of features (GENIUS^R in the paper).
+    Default: none with a model, otherwise fused."""
 
     embedding_bits: Annotated[Literal[1, 2, 4, 8, 16] | None, optional("{1,2,4,8,16}")] = None
     """Bits per number of a stored embedding; fewer than 8 only for fused ones. Default: 16 with a
@@ -132,8 +130,8 @@ class Create(DeviceOptions, ItemOptions, OcrOption, WaitOption, JsonOption, Inde
                 index = Index.create(self.index, pool, **self.reading_options(), **settings)
             report_added(progress, index.last_change, as_json=self.json)
             query = ["your query"] if self.vectors is None else ["--vector", "query.npy"]
-            progress.say_next("genius", "search", self.index, *query)
             self.read_pictures(index, progress)
+            progress.say_next("genius", "search", self.index, *query)
 
 
 @command

@@ -146,7 +146,7 @@ class OcrOption:
     """A command that reads text in pictures at its end, with the extra ``ocr``."""
 
     no_ocr: bool = False
-    """Do not read text in pictures now; the next command that may read it does."""
+    """Do not read text in pictures."""
 
     def read_pictures(self, index: Index, progress: TerminalProgress) -> None:
         """Read text in pictures, or say how many have not been read."""

@@ -161,7 +161,6 @@ def test_every_command_of_an_index_takes_a_moved_model(trained, photos, tmp_path
         (("index", "delete", "{index}"), 2),
         (("index", "delete", "{index}", "--ids-from", "{new}"), 6),
         (("index", "info", "{model}", "--check"), 4),
-        (("search", "{photos}", "x"), 5),
         (("search", "{index}", "--image", "{photos}/torn.png"), 6),
         (("index", "create", "{index}", "--model", "{model}", "--pool", "{photos}"), 2),
         (("index", "create", "{new}", "--model", "{photos}", "--pool", "{photos}"), 4),
