@@ -83,16 +83,13 @@ class Create(DeviceOptions, ItemOptions, OcrOption, WaitOption, JsonOption, Inde
     model; otherwise 8, 4 from 16,385 items on, or 2 from a million on."""
 
     levels: OptionalInt = None
-    """Without a model: number of codes in an ID, one byte each. By default one or two, followed by
-    fine codes of four bits, which take less time to search."""
+    """Without a model: number of codes in an ID, one byte each. Default: one or two, and fine codes."""
 
     recall: OptionalFloat = None
-    """Without a model: share of exact search's first ten to find, such as 0.95. Bits and time of a
-    search follow from it. Default: 0.975, or 0.9 above 100,000 items."""
+    """Without a model: share of exact search's first ten to find, such as 0.95. Default: 0.975, or 0.9 above 100,000 items."""
 
     query_vectors: OptionalFile = None
-    """Without a model: a .npy file with the encoder's vectors of at least 100 typical queries.
-    Codebooks are then fitted to distinguish items for such queries."""
+    """Without a model: a .npy file with the encoder's vectors of at least 100 typical queries."""
 
     def run(self) -> None:
         print(f"reading {self.pool or self.vectors or self.index}", file=sys.stderr, flush=True)

@@ -183,7 +183,7 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
     """Image of the query, alone or combined with the text."""
 
     vector: OptionalFile = None
-    """Vector of the query: a .npy file with a feature of the index's encoder."""
+    """A .npy file with a feature of the index's encoder."""
 
     instruction: Words = None
     """Description of the results to find, for models that were trained with instructions."""
@@ -203,7 +203,7 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
     """Find only items whose text contains these words: this OR that -without "a phrase" begin*."""
 
     no_hybrid: bool = False
-    """Do not raise items that contain words of the query, nor pin items whose code it names."""
+    """Rank by meaning alone, whatever words and codes items contain."""
 
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10
     """Number of hits."""
