@@ -83,10 +83,12 @@ class Create(DeviceOptions, ItemOptions, OcrOption, WaitOption, JsonOption, Inde
     model; otherwise 8, 4 from 16,385 items on, or 2 from a million on."""
 
     levels: OptionalInt = None
-    """Without a model: number of codes in an ID, one byte each. Default: one or two, and fine codes."""
+    """Without a model: number of codes in an ID, one byte each. Default: one or two, and fine
+    codes."""
 
     recall: OptionalFloat = None
-    """Without a model: share of exact search's first ten to find, such as 0.95. Default: 0.975, or 0.9 above 100,000 items."""
+    """Without a model: share of exact search's first ten to find, such as 0.95. Default: 0.975,
+    or 0.9 above 100,000 items."""
 
     query_vectors: OptionalFile = None
     """Without a model: a .npy file with the encoder's vectors of at least 100 typical queries."""
