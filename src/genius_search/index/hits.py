@@ -15,6 +15,7 @@ from genius_search.index.score import Candidates
 from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import Segment
 from genius_search.index.words import split_words
+from genius_search.picture_words import find_sources, words_about
 from genius_search.search.rank import Ranking
 from genius_search.text import second_at
 

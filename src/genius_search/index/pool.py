@@ -33,7 +33,6 @@ from genius_search.data.folder import read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type, read_raw_preview
 from genius_search.data.mbeir import read_pool
 from genius_search.data.photo_metadata import read_photo
-from genius_search.data.picture_words import describe_picture, find_place
 from genius_search.data.raw_photos import is_raw_photo
 from genius_search.data.values import fields_to_json
 from genius_search.data.video import is_video_file, video_fields
@@ -42,6 +41,7 @@ from genius_search.index.items import Item
 from genius_search.index.roots import id_of_path, innermost_root, new_root
 from genius_search.index.store import Root
 from genius_search.index.writer import Writer
+from genius_search.picture_words import describe_picture, find_place
 from genius_search.records import Candidate, Modality, composed
 from genius_search.text import clean
 

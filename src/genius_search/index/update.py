@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from genius_search.border import as_column, as_id_list, as_text
 from genius_search.data.features import LeftOut
-from genius_search.data.picture_words import describe_picture
 from genius_search.data.values import fields_to_json
 from genius_search.errors import UsageError
 from genius_search.index.build import find_changes
@@ -29,6 +28,7 @@ from genius_search.index.snapshot import Location, Snapshot, check_files_on_erro
 from genius_search.index.source import saved_features
 from genius_search.index.writer import Batch, Writer, remove_work, stored_batches
 from genius_search.model import Genius
+from genius_search.picture_words import describe_picture
 from genius_search.progress import Progress
 from genius_search.records import Modality
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from genius_search.data.picture_words import describe_picture, find_place, find_sources
+from genius_search.picture_words import describe_picture, find_place, find_sources
 
 
 @pytest.mark.parametrize(
