@@ -181,11 +181,6 @@ def _matched_sources(item: Item, words: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the parts of a picture's description that contain words of the query."""
     if item.image is None or not words:
         return ()
-    from genius_search.data.picture_words import (  # noqa: PLC0415  only for pictures
-        find_sources,
-        words_about,
-    )
-
     fields = item.fields
     about = words_about(item.id, fields)
     about["name"].append(str(fields.get("name", "")))

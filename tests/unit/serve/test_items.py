@@ -34,6 +34,7 @@ def test_an_item_is_shown_without_its_path(client):
         "image": None,
         "fields": {"price": 4, "colour": "green", "size": {"width": 0}},
         "codes": [],
+        "picture_text": [],
     }
     shown = client.get("/v1/items", params={"id": "2:1", "index": "things"}).json()
     assert shown["image"] == "/v1/items/picture?index=things&id=2%3A1&size=256"
