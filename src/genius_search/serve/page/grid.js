@@ -46,7 +46,7 @@ function Card({ item, others, rank, state }) {
     ratios.set(item.image, shape);
     setRatio(shape);
   };
-  const date = dateOf(item);
+  const date = [dateOf(item), item.fields?.city].filter(Boolean).join(" · ");
   const sources = (item.matched ?? []).filter((name) => name !== "caption").join(" and ");
   const length = isVideo(item) && item.fields.duration;
   const label = [
