@@ -208,8 +208,8 @@ def test_a_killed_command_leaves_the_index_before_or_the_whole_one(
     trained, model, pools, tmp_path, kind
 ):
     folder, before = tmp_path / "index", tmp_path / "before"
-    create = ("--model", trained.model, "--pool", pools[0])
-    words = ("index", kind, folder, *(create if kind == "create" else (pools[1],)))
+    create = ("--model", trained.model, "--no-ocr", "--pool", pools[0])
+    words = ("index", kind, folder, *(create if kind == "create" else ("--no-ocr", pools[1])))
 
     def begin_again() -> None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -170,6 +170,7 @@ class OcrOption:
         )
         try:
             index.read_pictures(progress=progress, wait_seconds=MAX_OCR_WAIT_SECONDS)
+            index.compact(wait_seconds=MAX_OCR_WAIT_SECONDS)
             progress.say("searches find text in pictures from now on")
         except HeldByAnother:
             progress.say("another process is changing the index; text in pictures is read later")

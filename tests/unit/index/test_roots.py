@@ -54,17 +54,17 @@ def index(notes, tmp_path):
 def opened(monkeypatch):
     """Names of the pictures that were decoded; the ninth is interrupted."""
     names: Counter[str] = Counter()
-    real = embed.open_image
+    real = embed.open_still
     monkeypatch.setattr(source, "MAX_BLOCK_IMAGES", 1)
 
-    def open_image(path, **settings):
+    def open_still(path, **settings):
         if len(names) == 8 and not names["interrupted"]:
             names["interrupted"] += 1
             raise KeyboardInterrupt
         names["/".join(path.parts[-3:])] += 1
         return real(path, **settings)
 
-    monkeypatch.setattr(embed, "open_image", open_image)
+    monkeypatch.setattr(embed, "open_still", open_still)
     return names
 
 
