@@ -29,6 +29,7 @@ from genius_search import Index, SearchRequest
 from genius_search.config import SearchConfig
 from genius_search.errors import UsageError
 from genius_search.index.build import MANY_ITEMS
+from genius_search.index.encode import EncodedQuery
 from genius_search.index.index import current_state
 from genius_search.index.query import SnapshotSearcher
 from genius_search.progress import Progress
@@ -216,13 +217,16 @@ def fields_of(given: Given) -> list[Row]:
 def find_rows(
     index: Index, config: SearchConfig | None = None, where: Sequence[str] = ()
 ) -> Search:
-    """Return the search of an index by requests, up to the rows of the items that were found."""
+    """Return the search of an index, up to the rows of the items that were found."""
     searcher = SnapshotSearcher(*current_state(index), config)
 
+    def encode(queries: Queries) -> list[EncodedQuery]:
+        if not where:
+            return searcher.encode_vectors(queries, K)
+        return searcher.encode([SearchRequest(vector=query, k=K, where=where) for query in queries])
+
     def find(queries: Queries) -> Found:
-        encoded = searcher.encode(
-            [SearchRequest(vector=query, k=K, where=where) for query in queries]
-        )
+        encoded = encode(queries)
         rows = np.full((len(queries), K), -1)
         for own, ranking in zip(rows, searcher.rank(encoded, at_least=1), strict=True):
             own[: len(ranking.items)] = ranking.items

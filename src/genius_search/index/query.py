@@ -214,7 +214,7 @@ class SnapshotSearcher:
 
     def search_vectors(self, vectors: Iterable[Vector], k: int) -> list[Hits]:
         """Search for vectors without conditions, as :meth:`search` with a request for each."""
-        queries = self._encoder.encode_vectors(vectors, k)
+        queries = self.encode_vectors(vectors, k)
         hits = self._find_plain_hits(queries)
         if hits is not None:
             return [hits]
@@ -256,6 +256,10 @@ class SnapshotSearcher:
     def encode(self, requests: Sequence[SearchRequest]) -> list[EncodedQuery]:
         """Encode requests without alternatives; see :meth:`QueryEncoder.encode`."""
         return self._encoder.encode(requests)
+
+    def encode_vectors(self, vectors: Iterable[Vector], k: int) -> list[EncodedQuery]:
+        """Encode requests for ``k`` hits of a vector alone, which takes less time."""
+        return self._encoder.encode_vectors(vectors, k)
 
     def search_encoded(self, queries: Sequence[EncodedQuery]) -> list[SearchResult]:
         """Search for encoded queries in one batch, and return the result of each request.
