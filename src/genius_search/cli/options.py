@@ -171,7 +171,9 @@ class OcrOption:
         try:
             index.read_pictures(progress=progress, wait_seconds=MAX_OCR_WAIT_SECONDS)
             index.compact(wait_seconds=MAX_OCR_WAIT_SECONDS)
-            progress.say("searches find text in pictures from now on")
+            left = sum(1 for _ in unread_pictures(current_state(index).snapshot))
+            missing = f"; {plural(left, 'picture')} could not be read in time" if left else ""
+            progress.say(f"searches find text in pictures from now on{missing}")
         except HeldByAnother:
             progress.say("another process is changing the index; text in pictures is read later")
 

@@ -622,7 +622,9 @@ def create_index(
                 new_model = trained
                 manifest = new_manifest(trained, embeddings, embedding_bits)
             else:
-                new_model = _fit_own_model(folder, pool_changes, levels, query_vectors, progress)
+                new_model = fit_pool_model(
+                    folder / OWN_MODEL, pool_changes, levels, query_vectors, progress
+                )
                 manifest = _own_manifest(
                     new_model, pool_changes, embeddings, embedding_bits, recall
                 )
@@ -701,17 +703,17 @@ def _open_model(
     raise UsageError("give either a model, or the encoder of an index that needs no training")
 
 
-def _fit_own_model(
+def fit_pool_model(
     folder: Path,
     pool_changes: PoolChanges,
     levels: int | None,
     query_vectors: Shaped[np.ndarray, ...] | None,
     progress: Progress,
 ) -> Genius:
-    """Fit codebooks to the features of a new index; the model is stored in its folder."""
+    """Fit codebooks to the features of a pool; the model is stored in the folder."""
     encoder = pool_changes.encoder
     return fit_model(
-        folder / OWN_MODEL,
+        folder,
         encoder,
         pool_changes.features,
         items=len(pool_changes.features),

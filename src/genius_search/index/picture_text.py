@@ -50,6 +50,8 @@ def read_pictures(
 ) -> int:
     """Read the texts of all unread pictures into an index; return the number of pictures.
 
+    A picture that takes too long stays unread.
+
     Parameters
     ----------
     open_writer
@@ -66,7 +68,9 @@ def read_pictures(
         digest = hash_picture(path)
         # A file that has changed is read after `genius index sync` has encoded it again.
         if digest is not None and (content is None or content.picture == digest):
-            texts[item.id] = reader.read(path, digest)
+            text = reader.read(path, digest)
+            if text is not None:
+                texts[item.id] = text
         if texts and (
             number == len(pictures) or time.monotonic() - last_write > MAX_UNWRITTEN_SECONDS
         ):

@@ -20,7 +20,7 @@ from genius_search.index.build import (
     PoolChanges,
     all_changes,
     check_recall,
-    fit_model,
+    fit_pool_model,
     with_recall,
 )
 from genius_search.index.fit import check_refit, commit_replacement, replaced_manifest
@@ -35,7 +35,6 @@ from genius_search.index.store import LEARNED, WORK
 from genius_search.index.writer import Writer, open_writer, remove_work
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent
-from genius_search.training.codebooks import query_metric
 
 
 def reencode_index(
@@ -97,19 +96,10 @@ def _replace_model(
     progress: Progress,
 ) -> None:
     """Fit codebooks to encoded items, which become the items of an index in one step."""
-    before, encoder = writer.snapshot.manifest, pool_changes.encoder
+    before = writer.snapshot.manifest
     folder = writer.folder / WORK / "refit"
     shutil.rmtree(folder, ignore_errors=True)  # of an interrupted refit
-    model = fit_model(
-        folder,
-        encoder,
-        pool_changes.features,
-        items=len(pool_changes.features),
-        fingerprint=pool_changes.fingerprint,
-        levels=levels,
-        metric=None if query_vectors is None else query_metric(query_vectors, encoder.dim),
-        progress=progress,
-    )
+    model = fit_pool_model(folder, pool_changes, levels, query_vectors, progress)
     manifest = replaced_manifest(before, model, recall)
     batches = pool_changes.batches(model, Snapshot(manifest, ()), progress)
     written = with_recall(model, writer.rewrite(manifest, batches))

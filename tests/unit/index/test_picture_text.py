@@ -147,3 +147,41 @@ def test_drawn_lines_are_read_with_their_boxes(tmp_path):
     assert 0 < left < 0.1 < 0.4 < right < 0.7
     assert 0.55 < top < 0.7 < bottom < 0.95
     assert reader.read(tmp_path / "b.png", "b") == reader.read(tmp_path / "c.png", "c") == NO_TEXT
+
+
+def test_a_picture_that_takes_too_long_stays_unread_and_is_read_again(
+    photos, tmp_path, read_paths, monkeypatch
+):
+    recognise = PictureReader._recognise
+    monkeypatch.setattr(
+        PictureReader,
+        "_recognise",
+        lambda reader, path: None if path.name == "IMG_1.png" else recognise(reader, path),
+    )
+    index = create(photos, tmp_path)
+    assert index.read_pictures() == 5
+    assert index.info().unread_pictures == 1
+    monkeypatch.setattr(PictureReader, "_recognise", recognise)
+    assert index.read_pictures() == 1
+    assert index.search("gate")[0].id == "IMG_1.png"
+
+
+def test_a_picture_that_the_library_refuses_has_no_text(photos, tmp_path, monkeypatch):
+    class Engine:
+        def __call__(self, *_, **__):
+            raise RuntimeError
+
+    monkeypatch.setattr(picture_text, "need_packages", lambda *_: None)
+    monkeypatch.setattr(PictureReader, "_engine", Engine())
+    assert PictureReader(tmp_path).read(photos / "IMG_1.png", "digest") == NO_TEXT
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(10, 10), (2001, 1000), (9000, 1080), (3000, 1), (16, 4)]
+)
+def test_each_row_of_a_picture_belongs_to_one_piece(height, width):
+    pieces = picture_text.divide_rows(height, width)
+    assert len(pieces) <= picture_text.MAX_PIECES
+    for row in range(height):
+        [piece] = [piece for piece in pieces if piece.first <= row < piece.last]
+        assert piece.start <= row < piece.end
