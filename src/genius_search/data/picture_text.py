@@ -38,14 +38,14 @@ MAX_READ_SIDE: Final = 1600
 """Length of a picture's longer side when text is read: a photo of a page remains legible."""
 MAX_PIECE_RATIO: Final = 2
 """Pictures whose height is more than this many times their width are read in pieces."""
-MAX_PICTURE_PIECES: Final = 16
+MAX_PIECES: Final = 16
 """Maximum number of pieces of a picture."""
 MAX_LINES: Final = 200
 """Maximum number of lines of a piece: a dense page has about sixty."""
 MAX_LINE_CHARACTERS: Final = 500
 MAX_PICTURE_TEXT_SECONDS: Final = 60.0
 """Maximum time for a picture; a dense page takes about five seconds."""
-_CACHE_VERSION: Final = 2
+_TEXTS_VERSION: Final = 2
 """Version of the cached texts; to be increased when the recognition changes."""
 
 
@@ -107,7 +107,7 @@ class PictureReader:
         digest
             Hash of the file, which identifies its contents.
         """
-        cached = self._cache / f"{digest}-{_CACHE_VERSION}.json"
+        cached = self._cache / f"{digest}-{_TEXTS_VERSION}.json"
         with contextlib.suppress(OSError, ValueError, TypeError):
             return PictureText(*json.loads(cached.read_text(encoding="utf-8")))
         text = self._recognise(path)
@@ -202,7 +202,7 @@ def divide_rows(height: int, width: int) -> list[Piece]:
     """
     if height <= MAX_PIECE_RATIO * width:
         return [Piece(0, height, 0, height + 1)]
-    size = max(MAX_PIECE_RATIO * width, -(-height // (MAX_PICTURE_PIECES - 2)))
+    size = max(MAX_PIECE_RATIO * width, -(-height // (MAX_PIECES - 2)))
     overlap = size // 8
     pieces = []
     for start in range(0, height - overlap, size - overlap):

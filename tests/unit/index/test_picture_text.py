@@ -181,7 +181,7 @@ def test_a_picture_that_the_library_refuses_has_no_text(photos, tmp_path, monkey
 )
 def test_each_row_of_a_picture_belongs_to_one_piece(height, width):
     pieces = picture_text.divide_rows(height, width)
-    assert len(pieces) <= picture_text.MAX_PICTURE_PIECES
+    assert len(pieces) <= picture_text.MAX_PIECES
     for row in range(height):
         [piece] = [piece for piece in pieces if piece.first <= row < piece.last]
         assert piece.start <= row < piece.end
