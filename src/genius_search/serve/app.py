@@ -419,10 +419,12 @@ def _methods_by_path(app: FastAPI) -> dict[str, list[str]]:
 
 @asynccontextmanager
 async def run_app(app: FastAPI) -> AsyncIterator[None]:
-    """Limit the threads of routes that are not coroutines to two; accept forwarded changes."""
+    """Check files, accept forwarded changes, and limit the threads of plain routes to two."""
     current_default_thread_limiter().total_tokens = 2
-    async with accept_changes(app, app.state.worker):
-        yield
+    service: Service = app.state.service
+    with service.watch_files():
+        async with accept_changes(app, app.state.worker):
+            yield
 
 
 def _add_pages(app: FastAPI, page: StaticFiles) -> Metrics:

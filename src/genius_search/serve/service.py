@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -156,7 +156,18 @@ class Service:
         self.quick_vectors: set[str] = set()
         """Names of indexes whose searches by vector may run on the event loop."""
         self._writers = {name: Threads(1) for name in self.indexes}
+        self.watches: list[FileWatch] = []
+        """Checks of the indexes' files, while the application runs."""
+
+    @contextlib.contextmanager
+    def watch_files(self) -> Iterator[None]:
+        """Check the files of all indexes in the background."""
         self.watches = [FileWatch(index) for index in self.indexes.values()]
+        try:
+            yield
+        finally:
+            for watch in self.watches:
+                watch.end()
 
     def warm_up(self) -> None:
         """Search every index once, so that no client waits for encoders and libraries to load."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import weakref
-from threading import Thread
+from threading import Event, Thread
 from typing import Final
 
 from genius_search.index.index import Index, current_state
@@ -22,25 +21,30 @@ class FileWatch:
     """Compare all files of an index except pictures with their checksums, in a thread.
 
     The files are read at about 2 GB per second. Damage is logged, and searches raise an error until
-    the index is opened again or changed. The thread holds a weak reference, and ends when the index
-    is no longer used.
+    the index is opened again or changed. The thread ends after :meth:`end` was called, when the
+    check that may be running is finished.
     """
 
     def __init__(self, index: Index) -> None:
         self.damage: str | None = None
         """The damage found by the last check, and the remedy; None if all files are intact."""
-        self._index = weakref.ref(index)
+        self._index = index
+        self._is_ended = Event()
         Thread(target=self._run, name=f"watch {index.folder}", daemon=True).start()
 
-    def _run(self) -> None:
-        while (index := self._index()) is not None:
-            start_time = time.monotonic()
-            self._check(index)
-            del index
-            duration = time.monotonic() - start_time
-            time.sleep(max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * duration))
+    def end(self) -> None:
+        """Start no further check."""
+        self._is_ended.set()
 
-    def _check(self, index: Index) -> None:
+    def _run(self) -> None:
+        pause = 0.0
+        while not self._is_ended.wait(pause):
+            start_time = time.monotonic()
+            self._check()
+            pause = max(MIN_PAUSE_SECONDS, PAUSE_FACTOR * (time.monotonic() - start_time))
+
+    def _check(self) -> None:
+        index = self._index
         damage_before = self.damage
         try:
             snapshot = current_state(index).snapshot

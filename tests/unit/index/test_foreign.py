@@ -311,6 +311,7 @@ def test_an_index_that_is_too_large_to_be_compared_first_is_compared_by_its_watc
         if file_watch.damage:
             break
         time.sleep(0.02)
+    file_watch.end()
     assert "embeddings.npy" in caplog.text
     for _ in range(2):
         with pytest.raises(ArtifactMismatch, match=r"embeddings\.npy have changed"):

@@ -106,7 +106,7 @@ def test_a_damaged_file_is_told_by_healthz_and_is_not_searched(writable):
     contents[-1] ^= 1
     file.write_bytes(contents)  # the same file, as a failing disk changes it
     watch = FileWatch(index)
-    writable.app.state.service.watches = [watch]
+    writable.app.state.service.watches.append(watch)
     waited = time.monotonic() + 20
     while not watch.damage and time.monotonic() < waited:
         time.sleep(0.02)

@@ -99,9 +99,9 @@ function StepButton({ name, label, by, step, place }) {
   />`;
 }
 
-/** Focus the card of the item that was shown last. */
+/** Focus the card of the item that was shown last, unless somebody has gone on to type. */
 function focusCard(id) {
-  if (document.querySelector("dialog[open]")) return;
+  if (document.querySelector("dialog[open]") || document.activeElement?.matches("input")) return;
   document.querySelector(`.card[data-id="${CSS.escape(id)}"] .open`)?.focus();
 }
 
