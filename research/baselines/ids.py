@@ -1,7 +1,7 @@
 """ID schemes of other papers: GRACE's four (numeric, string, semantic, structured), DSI's, NCI's and IRGen's.
 
-``research.baselines.generative`` compares them under equal conditions. docs/lab/baselines.md says where they
-are faithful to the papers and where they are adapted.
+``research.baselines.generative`` compares them under equal conditions. docs/lab/paper.md says how they
+are adapted.
 """
 
 from __future__ import annotations

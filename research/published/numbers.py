@@ -1,8 +1,7 @@
 """Published results on M-BEIR, Flickr30K and COCO, in percent; the numbers are in the CSV files beside this.
 
 On M-BEIR they are R@5, but R@10 for Fashion200K and FashionIQ. Of two lines with the same system, pool and
-weights the first is the reference. Numbers that are printed wrong somewhere are corrected; the list of these
-misprints is in docs/lab/results-published.md.
+weights the first is the reference. Numbers that are printed wrong somewhere are corrected.
 """
 
 from __future__ import annotations
