@@ -172,6 +172,50 @@ def test_every_option_that_the_text_names_exists():
     assert [found for found in sorted(named) if found[1] not in options] == []
 
 
+PROGRAM = re.compile(
+    r"python (?:-m (research[a-z.]*[a-z])|((?:benchmarks|tests)/[\w/]+\.py))((?:\s+[^\s`]+)*)"
+)
+
+
+def programs_shown():
+    """Every ``python -m research.…`` or ``python benchmarks/…`` of the documents and of the source."""
+    for path in TEXTS:
+        text = path.read_text(encoding="utf-8")
+        lines = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
+        spans = re.findall("``?([^`]+)`", FENCE.sub("", text))
+        for command in [*lines, *spans]:
+            for module, script, arguments in PROGRAM.findall(command.replace("\\", " ")):
+                options = re.findall(r"(?<=\s)--[a-z][a-z.-]*", arguments)
+                yield path.name, module, script, options
+
+
+def test_every_program_of_the_clone_that_is_named_exists_and_has_the_options():
+    sources = [*ROOT.glob("research/**/*.py"), *ROOT.glob("benchmarks/*.py")]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    fields = set(re.findall(r"^    (\w+): ", source, re.MULTILINE))
+    flags = set(re.findall(r'"(--[a-z-]+)"', source)) | {"--help"}
+    programs = list(programs_shown())
+    assert len(programs) > 50
+    for name, module, script, options in programs:
+        base = ROOT.joinpath(*module.split("."))
+        file = ROOT / script if script else base.with_suffix(".py")
+        assert file.exists() or (base / "__main__.py").exists(), f"{name}: {module or script}"
+        for option in options:
+            field = option.removeprefix("--").rpartition(".")[2].replace("-", "_")
+            assert field in fields or option in flags, f"{name}: {module or script} {option}"
+
+
+def test_every_document_that_the_source_names_exists():
+    named = {
+        (path.name, document)
+        for path in TEXTS
+        if path.suffix in {".py", ".toml", ".sh"}
+        for document in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 5
+    assert [pair for pair in sorted(named) if not (ROOT / pair[1]).exists()] == []
+
+
 def test_the_reference_of_python_has_every_public_name():
     page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     described = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
