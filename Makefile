@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
+CHECK_VERSION := 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 OUT ?= demo
 
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -15,15 +18,19 @@ help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
 $(VENV)/run: pyproject.toml constraints.txt $(wildcard src/genius_search/native/*.[ch])
-	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -c $(CHECK_VERSION)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[evaluate,train]' matplotlib
+	$(PIP) --editable '.[evaluate,train]' matplotlib
 	$(BIN)/python -m genius_search.native.build --install-compiler
 	@touch $@
 
-$(VENV)/dev: $(VENV)/run
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]' --requirement research/requirements.txt
-	@touch $@
+# One call of pip: each further one resolves everything again.
+$(VENV)/dev: pyproject.toml constraints.txt $(wildcard src/genius_search/native/*.[ch])
+	$(PYTHON) -c $(CHECK_VERSION)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable '.[dev]'
+	$(BIN)/python -m genius_search.native.build --install-compiler
+	@touch $(VENV)/run $@
 
 setup: $(VENV)/dev  ## Make the virtual environment with everything for development
 
@@ -31,10 +38,19 @@ demo: $(VENV)/run  ## Draw a catalogue, train, index, search; leaves demo/index.
 	$(BIN)/python -m research.demo --out $(OUT)
 
 test: $(VENV)/dev  ## Run the tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25 --durations-min 8 -m 'not slow and not gpu and not ray'
+	$(PYTEST) --durations-min 4 -m 'not slow and not gpu and not ray'
+
+$(VENV)/research: $(VENV)/dev
+	$(PIP) --editable '.[dev]' --requirement research/requirements.txt
+	@touch $@
+
+test-slow: $(VENV)/research  ## Run the tests that take minutes
+	$(PYTEST) -m 'slow and not gpu and not ray'
+
+test-all: test test-slow test-ray  ## Run all tests that need no GPU
 
 $(VENV)/ray: $(VENV)/dev
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[cluster]'
+	$(PIP) --editable '.[cluster]'
 	@touch $@
 
 test-ray: $(VENV)/ray  ## Run the tests on three Ray nodes, on loopback addresses
@@ -48,7 +64,7 @@ check: $(VENV)/dev  ## Lint, types, layers, tests
 	$(MAKE) test
 
 $(VENV)/docs: $(VENV)/run
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[docs]'
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 site: $(VENV)/docs  ## Build the documents as a website, in site/
@@ -56,7 +72,7 @@ site: $(VENV)/docs  ## Build the documents as a website, in site/
 
 $(VENV)/dist: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt build hatchling twine ziglang
+	$(PIP) build hatchling twine ziglang
 	@touch $@
 
 # With the time of the last commit as the time of every file, the same commit gives the same archives.
@@ -68,4 +84,4 @@ dist: $(VENV)/dist  ## Build the source archive and the wheel, in dist/
 clean:  ## Remove what the demo and the builds made
 	rm -rf $(OUT) dist site
 
-.PHONY: help setup demo test test-ray check site dist clean
+.PHONY: help setup demo test test-slow test-all test-ray check site dist clean

@@ -14,11 +14,17 @@ NATIVE = Path(__file__).parent / "src" / "genius_search" / "native"
 class CompileSearch(BuildHookInterface):
     """Adds the compiled library to the wheel; without a compiler the wheel is pure Python."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
-        """Compile, and tag the wheel with the platform it is for."""
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and tag the wheel with the platform it is for.
+
+        pip builds an editable installation twice, first for its metadata. Its wheel contains no
+        library, so a library that is up to date stays.
+        """
         spec = importlib.util.spec_from_file_location("build_search", NATIVE / "build.py")
         build_search = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(build_search)
+        if version == "editable" and build_search.is_compiled():
+            return
         compiler = build_search.build()
         if compiler is None:
             self.app.display_warning("no C compiler found: searches will need PyTorch")

@@ -140,12 +140,17 @@ def build(folder: Path = FOLDER) -> list[str] | None:
     return None
 
 
+def is_compiled(folder: Path = FOLDER) -> bool:
+    """Return whether all variants of the library are up to date."""
+    return all(library_path(variant, folder).exists() for variant in VARIANTS)
+
+
 def main() -> None:
     """Compile the library unless it is up to date, and print the compiler's command.
 
     With ``--install-compiler``, pip installs Zig if no compiler works.
     """
-    if all(library_path(variant).exists() for variant in VARIANTS):
+    if is_compiled():
         return
     compiler = build()
     if compiler is None and "--install-compiler" in sys.argv:

@@ -29,7 +29,9 @@ def test_the_first_compiler_that_works_is_taken(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         native, "find_compilers", lambda: iter([["/no/such/compiler"], fails, works])
     )
+    assert not native.is_compiled(tmp_path)
     assert native.build(tmp_path) == works
+    assert native.is_compiled(tmp_path)
     assert "no such flag" in capsys.readouterr().err
     expected = {native.library_path(variant, tmp_path).name for variant in native.VARIANTS}
     assert {path.name for path in tmp_path.iterdir()} == expected
