@@ -6,6 +6,7 @@ And the tiny model that the tests of search, index and command line share.
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import subprocess
 import sys
@@ -76,6 +77,16 @@ def trained(tmp_path_factory) -> Trained:
                 check=True,
             )
     return made
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _word_vectors_opened_once():
+    """Read the vectors of the package wordllama once; it takes half a second, a hundred times."""
+    from genius_search.encoders import static  # noqa: PLC0415  once the hook that checks types is there
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(static, "_open_wordllama", functools.cache(static._open_wordllama))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from unicodedata import normalize
 
 import numpy as np
@@ -18,6 +18,9 @@ from tokenizers import Tokenizer
 from genius_search.artifact import file_fingerprint, fingerprint_of
 from genius_search.encoders.base import Keys, cut_texts, refuse_images
 from genius_search.errors import ArtifactMismatch, missing_extra, need_packages
+
+if TYPE_CHECKING:
+    from model2vec import StaticModel
 
 WORDLLAMA: Final = "wordllama"
 """Name of the vectors in the package wordllama (English, 256 dimensions, MIT licence)."""
@@ -45,6 +48,14 @@ def is_static(folder: Path) -> bool:
 def has_wordllama() -> bool:
     """Return whether ``text:wordllama`` can be opened: model2vec and wordllama are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("model2vec", WORDLLAMA))
+
+
+def _open_wordllama(weights: Path, tokenizer: Path) -> StaticModel:
+    """Open the vectors of the package wordllama, which takes half a second."""
+    from model2vec import StaticModel  # noqa: PLC0415  optional
+
+    vectors = load_file(weights)["embedding.weight"].astype(np.float32)
+    return StaticModel(vectors, Tokenizer.from_file(str(tokenizer)), normalize=True)
 
 
 class StaticEncoder:
@@ -84,11 +95,7 @@ class StaticEncoder:
             self._files = tuple(folder / file for file in _FILES)
         try:
             if folder is None:
-                weights, tokenizer = self._files
-                vectors = load_file(weights)["embedding.weight"].astype(np.float32)
-                self._model = StaticModel(
-                    vectors, Tokenizer.from_file(str(tokenizer)), normalize=True
-                )
+                self._model = _open_wordllama(*self._files)
             else:
                 self._model = StaticModel.from_pretrained(
                     folder, normalize=True, force_download=False
