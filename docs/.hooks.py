@@ -1,8 +1,9 @@
-"""Hooks of `make site`: the changelog, links to the repository, a check for external resources."""
+"""Hooks of `make site`: changelog, links to the repository, pages for agents, external resources."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -37,6 +38,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return link[0] if inside and (folder / target).exists() else link[1]
 
     return LINK.sub(shown, markdown)
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Add each page as Markdown, as llms.txt names it."""
+    for page in Path(config.docs_dir).glob("*.md"):
+        shutil.copy(page, Path(config.site_dir) / page.name)
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import genius_search
 
@@ -22,6 +24,7 @@ PAGES = sorted(
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("benchmarks/*.md"),
         *ROOT.glob("research/*.md"),
+        *ROOT.glob("skills/*/*.md"),
     ]
 )
 TEXTS = sorted(
@@ -114,12 +117,32 @@ def test_every_relative_link_leads_somewhere(path):
             assert anchor in anchors(linked), f"{path.name} links to {target}"
 
 
-def test_the_list_of_pages_for_agents_leads_to_pages_of_the_site():
-    linked = re.findall(
-        r"\]\(([^)\s]+)\)", (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
-    )
-    names = [page.stem for page in ROOT.glob("docs/*.md")]
-    assert set(linked) <= {"index.html" if name == "index" else f"{name}/" for name in names}
+def test_what_agents_read_is_written_from_its_source_and_is_short():
+    for path, text in runpy.run_path(str(ROOT / "docs" / ".agents.py"))["documents"]().items():
+        assert path.read_text(encoding="utf-8") == text, "run python docs/.agents.py"
+        assert len(text.split()) < 700, path
+
+
+def test_the_list_of_pages_for_agents_has_the_format_of_llms_txt():
+    text = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+    title, summary, *_ = text.split("\n\n")
+    assert re.fullmatch("# .+", title)
+    assert re.fullmatch("> .+", summary)
+    sections = re.split("^## .+\n\n", text, flags=re.MULTILINE)[1:]
+    lines = [line for section in sections for line in section.strip().splitlines()]
+    linked = [re.fullmatch(r"- \[[^\]]+\]\(([\w-]+\.md)\): .+", line) for line in lines]
+    assert len(linked) > 5
+    assert all(link and (ROOT / "docs" / link[1]).exists() for link in linked)
+
+
+def test_the_skill_begins_with_its_name_and_when_to_use_it():
+    (skill,) = ROOT.glob("skills/*/SKILL.md")
+    _, front, body = skill.read_text(encoding="utf-8").split("---\n", 2)
+    described = yaml.safe_load(front)
+    assert described["name"] == skill.parent.name
+    assert "Use when" in described["description"]
+    assert len(described["description"]) <= 1_024
+    assert body.strip()
 
 
 def test_every_command_that_is_shown_can_be_parsed():
@@ -173,7 +196,7 @@ def test_every_option_that_the_text_names_exists():
 
 
 PROGRAM = re.compile(
-    r"python (?:-m (research[a-z.]*[a-z])|((?:benchmarks|tests)/[\w/]+\.py))((?:\s+[^\s`]+)*)"
+    r"python\s+(?:-m\s+(research[a-z.]*[a-z])|((?:benchmarks|tests)/[\w/]+\.py))((?:\s+[^\s`]+)*)"
 )
 
 
