@@ -158,8 +158,9 @@ def refuse_images(keys: Keys) -> NoReturn:
     """Raise :class:`UsageError` because a text-only encoder was asked to encode images."""
     item = " ".join(filter(None, keys[0])) if keys else "an input"
     raise UsageError(
-        f"this encoder reads only texts, and {item} has an image; for pictures, create the index "
-        "with onnx:NAME or st:NAME of a model that reads images"
+        f"this encoder reads only texts, and {item} has an image; for pictures, take "
+        "an encoder that reads images, such as onnx:NAME or st:NAME (genius index refit "
+        "INDEX --encoder NAME)"
     )
 
 
