@@ -35,7 +35,7 @@ def encode_features(
         folder,
         kind=KIND,
         config={"embeddings": embeddings},
-        inputs={"features": features.manifest.fingerprint, "model": model.fingerprint},
+        inputs={"features": features.fingerprint, "model": model.fingerprint},
     )
     if writer.finished() is None:
         files: dict[str, np.memmap] = {}

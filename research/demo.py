@@ -22,8 +22,8 @@ from genius_search.index.request import SearchHit
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig, preset
 from genius_search.records import TASKS, task_name
-from genius_search.training.features import choose_instruction
 from genius_search.training.fit import fit
+from genius_search.training.records import choose_instruction
 from research.command import run
 from research.synth.catalogue import draw_catalogue
 

@@ -34,7 +34,7 @@ from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
-from genius_search.training.features import count_lines, embed_pool, embed_queries
+from genius_search.training.records import count_lines, embed_pool, embed_queries
 from genius_search.writing import write_json
 from research.codes import encode_features
 from research.command import run

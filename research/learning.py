@@ -180,7 +180,7 @@ def train_on_log(log: Log, index: Index, folder: Path, seed: int) -> Genius:
     texts = np.full(len(log.chosen), Modality.TEXT.code, dtype=np.int8)
     queries = vector_features(log.queries, np.arange(len(log.queries)), texts)
     items = stored_features(snapshot, model)
-    queries.manifest = items.manifest
+    queries.fingerprint = items.fingerprint
     queries.target_modality = queries.modality
     lines = [
         Query(qid_of(number), Modality.TEXT, positives=(did_of(int(place[row])),))

@@ -38,9 +38,9 @@ from genius_search.search.beam import find_beams, rank_items
 from genius_search.search.rank import Evidence, Ranking
 from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.codebooks import encode_features, fuse_features
-from genius_search.training.features import TrainingRecords, embed_pool, embed_training
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
+from genius_search.training.records import TrainingRecords, embed_pool, embed_training
 from research.baselines.ids import SCHEMES, Candidates, IdKind, Ids, TrainingSet, find_rows
 from research.command import run
 from research.evaluate import CANDIDATES, EvaluationResult, evaluate_pools

@@ -16,7 +16,7 @@ from genius_search.errors import BadData, UsageError
 from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.records import Modality, candidate_number
-from genius_search.training.features import embed_pool, embed_queries
+from genius_search.training.records import embed_pool, embed_queries
 
 SPLIT: Final = "test"
 K: Final = 10

@@ -30,6 +30,7 @@ from genius_search.data.features import Features
 from genius_search.data.mbeir import MBeir, read_candidates
 from genius_search.encoders.base import Encoder
 from genius_search.encoders.open import absolute_spec, load_encoder
+from genius_search.encoders.store import embed
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.model import Genius
 from genius_search.nn.codebooks import QUANTIZER_KIND as QUANTIZER
@@ -42,9 +43,9 @@ from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig, QuantizerConfig
 from genius_search.records import Candidate, Modality
 from genius_search.training.codebooks import write_quantizer
-from genius_search.training.features import candidate_row, embed
 from genius_search.training.fit import model_instructions
 from genius_search.training.quantizer import LOW_PURITY, Health, measure_candidates
+from genius_search.training.records import candidate_row
 from genius_search.writing import ArtifactWriter, new_folder
 from research.command import run
 from research.published.checkpoint import (
@@ -346,7 +347,7 @@ def import_genius(
             progress.say(line)
         inputs = {
             "published": sources[QUANTIZER],
-            "level0": "unknown" if sample is None else sample.manifest.fingerprint,
+            "level0": "unknown" if sample is None else sample.fingerprint,
         }
         config = to_json(quantizer_part.config)
         writer = ArtifactWriter(work / QUANTIZER, kind=QUANTIZER, config=config, inputs=inputs)

@@ -62,13 +62,14 @@ def make_features(tmp_path_factory):
                 _places(text[rows]),
                 modality[rows],
                 (wanted or [ABSENT] * size)[rows],
+                ids[rows],
             )
             shard = Shard(
                 np.array(list(zip(*columns, strict=True)), ROW),
                 to_float16(_packed(image[rows], dim)),
                 to_float16(_packed(text[rows], dim)),
             )
-            write_shard(writer.path, number, shard)
+            write_shard(writer.path, f"shard-{number:06d}", shard)
         writer.finish()
         return Features.open(folder)
 

@@ -38,7 +38,7 @@ from genius_search.index.build import (
 from genius_search.index.items import Item
 from genius_search.index.pool import Pool, open_pool
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.source import saved_features
+from genius_search.index.source import item_encoder
 from genius_search.index.store import (
     CLUSTER,
     CURRENT,
@@ -225,7 +225,7 @@ def _fit_model(
     encoder = load_encoder(spec, download=settings.download, device=settings.device)
     step = max(1, num_items // MAX_FIT_ITEMS)
     sample = dataclasses.replace(pool, items=lambda: itertools.islice(pool.items(), 0, None, step))
-    with saved_features(folder / BUILD, encoder) as work:
+    with item_encoder(folder / BUILD, encoder) as work:
         changes = find_changes(folder / BUILD, sample, encoder, None, divides=False)
         changes.encode(work, progress)
     return fit_model(

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64, Shaped
+from jaxtyping import Bool, Float32, Int32, Int64, Shaped
 
-from genius_search.artifact import Manifest, open_artifact
+from genius_search.artifact import open_artifact
 from genius_search.errors import ArtifactMismatch, BadData
 from genius_search.records import NUM_MODALITIES, Query, candidate_number, did_of, query_number
 from genius_search.writing import new_folder
@@ -27,14 +27,15 @@ ROW: Final = np.dtype(
         ("text", np.int32),  # row in the shard's text features; ABSENT without a text
         ("modality", np.int8),  # code of the record's modality
         ("wanted", np.int8),  # code of a query's target modality; -1 for candidates
+        ("key", np.int64),  # hash of the contents, by which saved features are found
     ]
 )
-"""A query or candidate. M-BEIR's 5.6 million candidates take 112 MB. ::
+"""A query or candidate. M-BEIR's 5.6 million candidates take 157 MB. ::
 
-    id     image  text  modality  wanted
-    70001      0    -1         0      -1     an image, whose feature is row 0 of ``image``
-    70002     -1     0         1      -1     a text, whose feature is row 0 of ``text``
-    70003      1     1         2      -1     an image-text pair
+    id     image  text  modality  wanted  key
+    70001      0    -1         0      -1  8231…    an image, whose feature is row 0 of ``image``
+    70002     -1     0         1      -1  −417…    a text, whose feature is row 0 of ``text``
+    70003      1     1         2      -1  5530…    an image-text pair
 """
 
 
@@ -42,6 +43,7 @@ class LeftOut(NamedTuple):
     """A record that was left out because its image cannot be read."""
 
     id: int
+    """Number of the record, or -1 for a file that is no record."""
     file: str
     reason: str
 
@@ -55,6 +57,8 @@ class Shard(NamedTuple):
     """16-bit floats (deviation 21), or integers (token numbers)."""
     text: Shaped[np.ndarray, "texts text_dim"]
     left_out: Sequence[LeftOut] = ()
+    contents: Sequence[str | None] = ()
+    """Content hash of each row's item in an index; empty for a data set."""
 
 
 class FeatureBatch(NamedTuple):
@@ -104,18 +108,12 @@ def join_shards(shards: Sequence[Shard]) -> Shard:
         # Shards without an image may have another width.
         return np.concatenate([part for part in parts if len(part)] or parts[:1])
 
-    return Shard(rows, join("image"), join("text"))
+    contents = [content for shard in shards for content in shard.contents]
+    return Shard(rows, join("image"), join("text"), contents=contents)
 
 
-def write_shard(
-    folder: Path, number: int, shard: Shard, *, contents: Sequence[str | None] | None = None
-) -> None:
+def write_shard(folder: Path, name: str, shard: Shard) -> None:
     """Write a shard atomically.
-
-    Parameters
-    ----------
-    contents
-        Further information on each row, for the file :data:`CONTENTS`.
 
     Raises
     ------
@@ -127,22 +125,70 @@ def write_shard(
         raise ArtifactMismatch(
             f"{folder} was moved or removed by another process; run the command again"
         )
-    with new_folder(folder / f"shard-{number:06d}") as temporary:
-        for name in ("rows", "image", "text"):
-            np.save(temporary / f"{name}.npy", getattr(shard, name))
-        if contents is not None:
-            (temporary / CONTENTS).write_text(json.dumps(contents))
+    with new_folder(folder / name) as temporary:
+        for array_name in ("rows", "image", "text"):
+            np.save(temporary / f"{array_name}.npy", getattr(shard, array_name))
+        if shard.contents:
+            (temporary / CONTENTS).write_text(json.dumps(shard.contents))
+
+
+class StoredArray:
+    """An array in a file that is opened for each read.
+
+    A mapped file occupies a descriptor, and a process may have only a thousand; an encoder that
+    runs for hours saves more parts.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.shape: tuple[int, ...] = self._open().shape
+        self.dtype = self._open().dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Int64[np.ndarray, " rows"]) -> Shaped[np.ndarray, "rows dim"]:
+        return np.asarray(self._open()[rows])
+
+    def _open(self) -> np.ndarray:
+        return np.asarray(np.load(self._file, mmap_mode="r"))
+
+
+class StoredShard(NamedTuple):
+    """A shard on disk, of which only the rows are in memory."""
+
+    rows: Shaped[np.ndarray, " rows"]
+    image: np.ndarray | StoredArray
+    text: np.ndarray | StoredArray
+    contents: Sequence[str | None] = ()
 
 
 def read_shards(folder: Path) -> Iterator[Shard]:
-    """Yield the shards of a folder, with mapped features."""
-    for path in sorted(path for path in folder.glob("shard-*") if path.is_dir()):
+    """Yield the shards of a finished folder, with mapped features."""
+    for path in _shard_folders(folder):
         # Views as arrays, because indexing a memmap creates another memmap, which is slow.
         image, text = (
             np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray)
             for name in ("image", "text")
         )
         yield Shard(np.load(path / "rows.npy"), image, text)
+
+
+def read_stored_shards(folder: Path) -> Iterator[StoredShard]:
+    """Yield the shards of a folder, however many there are."""
+    for path in _shard_folders(folder):
+        image, text = (StoredArray(path / f"{name}.npy") for name in ("image", "text"))
+        contents = path / CONTENTS
+        yield StoredShard(
+            np.load(path / "rows.npy"),
+            image,
+            text,
+            json.loads(contents.read_text()) if contents.exists() else (),
+        )
+
+
+def _shard_folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("shard-*") if path.is_dir())
 
 
 class Features:
@@ -155,19 +201,24 @@ class Features:
     (2, 768)
     """
 
-    manifest: Manifest
-    """Manifest of the folder; absent if the features were not read from a folder."""
+    fingerprint: str = ""
+    """Hash that changes with the features; a training that depends on them begins again then."""
+    folder: Path | None = None
+    """Folder that the features were read from, if it is finished."""
     left_out: Sequence[LeftOut] = ()
     """Records that were skipped, with the reason."""
 
-    def __init__(self, shards: Iterable[Shard]) -> None:
-        self._image: list[np.ndarray] = []
-        self._text: list[np.ndarray] = []
+    def __init__(self, shards: Iterable[Shard | StoredShard]) -> None:
+        self._image: list[np.ndarray | StoredArray] = []
+        self._text: list[np.ndarray | StoredArray] = []
+        self.contents: list[str | None] = []
+        """Content hash of the item of each row, if the features are those of an index."""
         rows_of_shards: list[np.ndarray] = []
         for shard in shards:
             rows_of_shards.append(shard.rows)
             self._image.append(shard.image)
             self._text.append(shard.text)
+            self.contents += shard.contents
         shard_sizes = np.array([len(rows) for rows in rows_of_shards], dtype=np.int64)
         self._shards = np.repeat(np.arange(len(shard_sizes), dtype=np.int32), shard_sizes)
         """Number of the shard that holds each row."""
@@ -182,19 +233,21 @@ class Features:
         self.ids = rows["id"].copy()
         self.modality = rows["modality"].copy()
         self.target_modality = rows["wanted"].copy()
+        self.keys = rows["key"].copy()
 
-    def select(self, rows: Int64[np.ndarray, " rows"], ids: Int64[np.ndarray, " rows"]) -> None:
-        """Keep only the given rows, in this order, and replace their ids."""
+    def select(self, rows: Int64[np.ndarray, " rows"]) -> None:
+        """Keep only the given rows, in this order."""
         self._shards = self._shards[rows]
         self._set_rows(self._rows[rows])
-        self._rows["id"] = self.ids = ids
+        if self.contents:
+            self.contents = [self.contents[row] for row in rows.tolist()]
 
     @staticmethod
     def open(folder: Path) -> Features:
         """Open a finished folder of features."""
         manifest = open_artifact(folder, kind=FEATURES_KIND)
-        features = Features(read_shards(manifest.folder))
-        features.manifest = manifest
+        features = Features(read_shards(folder))
+        features.fingerprint, features.folder = manifest.fingerprint, folder
         return features
 
     def __len__(self) -> int:
@@ -211,21 +264,26 @@ class Features:
         """
         if self.image_dim != self.text_dim:
             raise ArtifactMismatch(
-                f"{self.manifest.folder}: image features have {self.image_dim} numbers and text "
+                f"{self.folder or 'this index'}: image features have {self.image_dim} numbers and text "
                 f"features {self.text_dim}; they must have the same width"
             )
         return self.image_dim
 
     def gather(self, rows: Int64[np.ndarray, " items"]) -> FeatureBatch:
         """Return the features of rows as float32."""
-        shards = self._shards[rows]
-        image, text = self._rows["image"][rows], self._rows["text"][rows]
-        return FeatureBatch(
-            _gather(self._image, image, shards, self.image_dim),
-            _gather(self._text, text, shards, self.text_dim),
-            image != ABSENT,
-            text != ABSENT,
-        )
+        shards, columns = self._shards[rows], self._rows[rows]
+        image = np.zeros((len(rows), self.image_dim), dtype=np.float32)
+        text = np.zeros((len(rows), self.text_dim), dtype=np.float32)
+        _gather(self._image, columns["image"], shards, image)
+        _gather(self._text, columns["text"], shards, text)
+        return FeatureBatch(image, text, columns["image"] != ABSENT, columns["text"] != ABSENT)
+
+    def shard(self, rows: Int64[np.ndarray, " items"]) -> Shard:
+        """Return rows as one shard, in which rows that share a feature share it again."""
+        columns, shards = self._rows[rows], self._shards[rows]
+        image = _share_features(self._image, columns["image"], shards, self.image_dim)
+        text = _share_features(self._text, columns["text"], shards, self.text_dim)
+        return Shard(columns, image, text)
 
     def batches(
         self, size: int, rows: Int64[np.ndarray, " rows"] | None = None
@@ -237,14 +295,36 @@ class Features:
             yield batch, self.gather(batch)
 
 
+def _share_features(
+    arrays: Sequence[np.ndarray | StoredArray],
+    array_rows: Int32[np.ndarray, " items"],
+    shards: Int32[np.ndarray, " items"],
+    dim: int,
+) -> Shaped[np.ndarray, "features dim"]:
+    """Return the distinct features of items in order, and renumber ``array_rows`` accordingly."""
+    present = np.flatnonzero(array_rows != ABSENT)
+    # One number for each feature: its shard in the upper half, its row in the lower half.
+    features = (shards[present].astype(np.int64) << 32) | array_rows[present]
+    distinct, first, numbers = np.unique(features, return_index=True, return_inverse=True)
+    order = np.argsort(first)  # of first occurrence
+    array_rows[present] = np.argsort(order)[numbers]
+    distinct = distinct[order]
+    filled = [array.dtype for array in arrays if len(array)] or [array.dtype for array in arrays]
+    output = np.zeros((len(distinct), dim), dtype=filled[0] if filled else np.float16)
+    _gather(arrays, distinct & 0xFFFFFFFF, distinct >> 32, output)
+    return output
+
+
 def _gather(
-    arrays: Sequence[np.ndarray], array_rows: np.ndarray, shards: np.ndarray, dim: int
-) -> Float32[np.ndarray, "items dim"]:
-    """Return the features of items, each a row of its shard's array; zeros for ABSENT rows.
+    arrays: Sequence[np.ndarray | StoredArray],
+    array_rows: np.ndarray,
+    shards: np.ndarray,
+    output: Shaped[np.ndarray, "items dim"],
+) -> None:
+    """Fill ``output`` with the features of items; those of ABSENT rows stay zero.
 
     Item i is ``arrays[shards[i]][array_rows[i]]``.
     """
-    output = np.zeros((len(array_rows), dim), dtype=np.float32)
     # Items in the order of their shards: those of shard s are order[bounds[s] : bounds[s + 1]].
     order = np.argsort(shards, kind="stable")  # fast if the shards are sorted
     bounds = np.searchsorted(shards[order], np.arange(len(arrays) + 1))
@@ -253,7 +333,6 @@ def _gather(
         items = items[array_rows[items] != ABSENT]
         if len(items):
             output[items] = arrays[shard][array_rows[items]]
-    return output
 
 
 class Batch(NamedTuple):
@@ -295,8 +374,8 @@ class Pairs:
     def fingerprints(self) -> dict[str, str]:
         """Fingerprints of both sets of features, for the manifest of a training stage."""
         return {
-            "queries": self.queries.manifest.fingerprint,
-            "candidates": self.candidates.manifest.fingerprint,
+            "queries": self.queries.fingerprint,
+            "candidates": self.candidates.fingerprint,
         }
 
     def _epoch_order(self, seed: int, epoch: int) -> Int64[np.ndarray, " pairs"]:

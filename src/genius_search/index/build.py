@@ -48,9 +48,9 @@ from genius_search.index.pool import (
 from genius_search.index.roots import ContentHash, content_size, is_gone
 from genius_search.index.snapshot import ItemState, Location, Snapshot
 from genius_search.index.source import (
-    SavedFeatures,
+    ItemEncoder,
     draw_embeddings,
-    saved_features,
+    item_encoder,
     vector_features,
 )
 from genius_search.index.store import (
@@ -235,7 +235,7 @@ class PoolChanges:
                 yield item
                 yield from change.passages
 
-    def encode(self, work: SavedFeatures, progress: Progress) -> None:
+    def encode(self, work: ItemEncoder, progress: Progress) -> None:
         """Encode the items whose features cannot be reused, or take the pool's vectors."""
         if self.pool.vectors is not None:
             rows = np.array([change.number for change in self.changes], dtype=np.int64)
@@ -249,9 +249,10 @@ class PoolChanges:
         count = self._count_entries()
         if count:
             entries = items_to_encode(self.entries(), self.pool.with_fields)
-            self.features, self.contents = work.encode(
-                entries, self.pool.with_fields, count, progress
+            self.features = work.encode(
+                entries, count, progress, add_file_fields=self.pool.with_fields
             )
+            self.contents = self.features.contents
             self.left_out += self.features.left_out
 
     def keep_contents(self) -> None:
@@ -565,7 +566,7 @@ def add_pool(
     snapshot = writer.snapshot
     divides = snapshot.manifest.has_own_model
     pool_changes = find_changes(writer.folder, pool, model.encoder, snapshot, divides=divides)
-    with saved_features(writer.folder, model.encoder) as work:
+    with item_encoder(writer.folder, model.encoder) as work:
         pool_changes.encode(work, progress)
         if not may_be_empty:
             pool_changes.require_any()
@@ -609,7 +610,7 @@ def create_index(
     is_new_folder = not folder.exists()
     with (
         open_writer(folder, wait_seconds=wait_seconds) as writer,
-        saved_features(folder, used_encoder) as work,
+        item_encoder(folder, used_encoder) as work,
     ):
         require_free_folder(folder)  # again, now that no other process can create an index in it
         try:

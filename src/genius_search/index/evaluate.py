@@ -8,9 +8,7 @@ first k hits.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from genius_search.config import SearchConfig
@@ -24,7 +22,7 @@ from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.records import task_name
 from genius_search.search.rank import QueryVectors
-from genius_search.training.features import embed_queries
+from genius_search.training.records import embed_queries
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
 """Query id -> item id -> relevance; a relevance above 0 marks a right answer."""
@@ -246,8 +244,7 @@ def _encode(
     model: Genius, snapshot: Snapshot, data: MBeir, row: EvaluationRow, progress: Progress
 ) -> tuple[list[str], list[EncodedQuery]]:
     """Return the ids and the encoded queries of a row, each query with one of its instructions."""
-    with tempfile.TemporaryDirectory() as folder:
-        qids, features = embed_queries(data, model.encoder, row, Path(folder), progress=progress)
+    qids, features = embed_queries(data, model.encoder, row, None, progress=progress)
     fused = model.embed_features(features)
     is_raw = snapshot.manifest.embeddings == "raw"
     compared = normalize(features.total()) if is_raw else fused

@@ -17,12 +17,13 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64, Shaped
 
-from genius_search.artifact import fingerprint_of
 from genius_search.config import CodebookConfig, SearchSettings, validate_settings
 from genius_search.data.features import Features, Pairs
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.encoders.open import load_encoder
 from genius_search.encoders.precomputed import PrecomputedEncoder
+from genius_search.encoders.rows import FeatureRow
+from genius_search.encoders.store import embed_unfinished
 from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import (
     MAX_BATCH_ITEMS,
@@ -43,12 +44,12 @@ from genius_search.index.calibrate import (
 )
 from genius_search.index.encode import EncodedQuery
 from genius_search.index.items import Item
-from genius_search.index.pool import stamp_of
 from genius_search.index.query import SnapshotSearcher, default_settings
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import (
     draw_embeddings,
-    feature_rows,
+    item_encoder,
+    refuse_left_out,
     stored_features,
 )
 from genius_search.index.store import OWN_MODEL, WORK, IndexManifest
@@ -66,7 +67,6 @@ from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
 from genius_search.search.rank import QueryVectors
 from genius_search.training.codebooks import FITTED_ITEMS, fit_codebooks, query_metric
-from genius_search.training.features import FeatureRow, embed
 from genius_search.writing import new_folder, sync, sync_tree
 
 MIN_REFIT_GROWTH: Final = 1.5
@@ -206,7 +206,7 @@ def fit_index(
     pairs, num_left_out = _read_pairs_of_items(writer.folder, source, alive.numbers)
     work = writer.folder / WORK / "fit"
     queries = _embed_queries(model, pairs, alive.modalities, work, progress)
-    features = _item_features(writer, model, queries, work, progress)
+    features = _item_features(writer, model, queries, progress)
     held_out_pairs = _hold_out(pairs, config.quantizer.training.seed)
     training_queries = _training_queries(pairs, held_out_pairs, alive.numbers)
     training_pairs = Pairs(training_queries, queries, features)
@@ -284,12 +284,11 @@ def _embed_queries(
     progress: Progress,
 ) -> Features:
     """Encode the queries; the ids of the features are the numbers of the pairs."""
-    identity = [[stamp_of(pair.query), pair.query.id, pair.items] for pair in pairs]
-    return embed(
+    return embed_unfinished(
         _query_rows(model, pairs, modalities),
         model.encoder,
-        work / "queries",
-        inputs={"pairs": fingerprint_of(identity)},
+        work,
+        name="queries",
         expected=len(pairs),
         progress=progress,
     )
@@ -313,7 +312,7 @@ def _query_rows(
 
 
 def _item_features(
-    writer: Writer, model: Genius, queries: Features, work: Path, progress: Progress
+    writer: Writer, model: Genius, queries: Features, progress: Progress
 ) -> Features:
     """Return the features of all items, if possible without encoding them again.
 
@@ -331,19 +330,16 @@ def _item_features(
         and bool((np.abs(lengths - 1) < MAX_LENGTH_ERROR).all())
     ):
         return stored_features(snapshot, model)
-    segments = [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
-    return embed(
-        feature_rows(
+    with item_encoder(writer.folder, model.encoder) as work:
+        features = work.encode(
             items_to_encode(alive_entries(snapshot.segments)),
-            writer.folder,
-            with_pictures=snapshot.manifest.reads_images,
-        ),
-        model.encoder,
-        work / "items",
-        inputs={"items": fingerprint_of(segments)},
-        expected=snapshot.num_alive,
-        progress=progress,
-    )
+            snapshot.num_alive,
+            progress,
+            has_contents=False,
+        )
+        work.save()
+    refuse_left_out(features.left_out, model.encoder)
+    return features
 
 
 def _has_pairs(snapshot: Snapshot) -> bool:
@@ -400,7 +396,7 @@ def _train(
         *draw_embeddings(items, fusion.codebooks.fuse),
         folder / "quantizer",
         items=len(items),
-        inputs={"items": items.manifest.fingerprint, "fusion": fusion.manifest.fingerprint},
+        inputs={"items": items.fingerprint, "fusion": fusion.manifest.fingerprint},
         fused_by=fusion.codebooks,
         levels=fitted_levels(model),
         progress=progress,

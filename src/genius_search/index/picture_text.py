@@ -20,7 +20,7 @@ from genius_search.index.items import Item
 from genius_search.index.pool import Pool
 from genius_search.index.roots import ContentHash, hash_picture
 from genius_search.index.snapshot import Location, Snapshot
-from genius_search.index.source import saved_features
+from genius_search.index.source import item_encoder
 from genius_search.index.update import stored_items
 from genius_search.index.videos import is_video
 from genius_search.index.writer import Batch, Writer, remove_work, stored_batches
@@ -115,7 +115,7 @@ def _encode(writer: Writer, model: Genius, items: Sequence[Item]) -> Iterator[Ba
         return
     pool_changes = all_changes(Pool(lambda: iter(items)), model.encoder)
     pool_changes.divides = writer.snapshot.manifest.has_own_model
-    with saved_features(writer.folder, model.encoder) as work:
+    with item_encoder(writer.folder, model.encoder) as work:
         pool_changes.encode(work, Silent())
     pool_changes.keep_contents()
     yield from pool_changes.batches(model, writer.snapshot, Silent())

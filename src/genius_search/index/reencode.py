@@ -7,15 +7,12 @@ another; :meth:`genius_search.Index.refit` continues a run that was killed betwe
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Shaped
 
-from genius_search.data.features import LeftOut
 from genius_search.encoders.base import Encoder, VectorEncoder
-from genius_search.errors import BadData, plural
 from genius_search.index.build import (
     PoolChanges,
     all_changes,
@@ -26,11 +23,11 @@ from genius_search.index.build import (
 from genius_search.index.fit import check_refit, commit_replacement, replaced_manifest
 from genius_search.index.learned import NewChoice, encode_queries, has_log, reading_log
 from genius_search.index.measure import measure_least_scores
-from genius_search.index.pool import MAX_SHOWN_REASONS, Pool
+from genius_search.index.pool import Pool
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.source import saved_features
+from genius_search.index.source import item_encoder, refuse_left_out
 from genius_search.index.store import LEARNED, WORK
 from genius_search.index.writer import Writer, open_writer, remove_work
 from genius_search.model import Genius
@@ -61,10 +58,10 @@ def reencode_index(
     snapshot = writer.snapshot
     check_refit(writer)
     items = [item for item, _ in snapshot.alive()]
-    with saved_features(writer.folder, encoder) as work:
+    with item_encoder(writer.folder, encoder) as work:
         pool_changes = all_changes(Pool(lambda: iter(items)), encoder)
         pool_changes.encode(work, progress)
-    _refuse_left_out(pool_changes.left_out, encoder)
+    refuse_left_out(pool_changes.left_out, encoder)
     pool_changes.keep_contents()
     _replace_model(
         writer,
@@ -74,16 +71,6 @@ def reencode_index(
         query_vectors=query_vectors,
         progress=progress,
     )
-
-
-def _refuse_left_out(left_out: Sequence[LeftOut], encoder: Encoder) -> None:
-    """Raise :class:`BadData` if items could not be encoded, since none shall be lost."""
-    if left_out:
-        shown = "; ".join(f"{entry.file}: {entry.reason}" for entry in left_out[:MAX_SHOWN_REASONS])
-        raise BadData(
-            f"{encoder.spec} cannot encode {plural(len(left_out), 'item')}, and nothing is "
-            f"changed: {shown}. Restore these files, or delete the items with `genius index delete`"
-        )
 
 
 def _replace_model(
@@ -132,7 +119,7 @@ def reencode_choices(folder: Path, model: Genius, snapshot: Snapshot, wait_secon
         vectors = encode_queries(SnapshotSearcher(model, snapshot), choices)
         encoder = VectorEncoder(str(model.dim))
         pool_changes = all_changes(Pool(lambda: iter(texts), vectors=vectors), encoder)
-        with saved_features(writer.folder, encoder) as work:
+        with item_encoder(writer.folder, encoder) as work:
             pool_changes.encode(work, Silent())
         _replace_model(writer, pool_changes, progress=Silent())
     return len(logged) - len(texts)

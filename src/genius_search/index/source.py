@@ -1,44 +1,30 @@
 """Features of items: encoded, given as vectors, or taken from the stored embeddings of an index.
 
-:class:`SavedFeatures` encodes in blocks, and saves finished blocks as shards in ``.work/``, so that
-an interrupted run loses little. Its rows are found by a key of each item, not by position.
+:class:`ItemEncoder` puts items into the store of features of :mod:`genius_search.encoders.store`,
+in ``.work/``, so that an interrupted run loses little.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
-from itertools import islice
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int8, Int64, Shaped
 
-from genius_search.artifact import ARTIFACT_FORMAT, Manifest, fingerprint_of
-from genius_search.data.features import (
-    CONTENTS,
-    FEATURES_KIND,
-    ROW,
-    FeatureBatch,
-    Features,
-    LeftOut,
-    Shard,
-    join_shards,
-    read_shards,
-    rows_of_ids,
-    write_shard,
-)
+from genius_search.artifact import fingerprint_of
+from genius_search.data.features import FeatureBatch, Features, LeftOut, Shard
 from genius_search.data.images import image_type
 from genius_search.data.video import is_video_file, probe_video
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
-from genius_search.errors import BadImage
+from genius_search.encoders.rows import FeatureRow, encode_rows
+from genius_search.encoders.store import FeatureStore, GrowingBlocks, key_of
+from genius_search.errors import BadData, BadImage, plural
 from genius_search.index.items import Item
+from genius_search.index.pool import MAX_SHOWN_REASONS
 from genius_search.index.roots import ContentHash
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import PICTURES, WORK
@@ -47,20 +33,10 @@ from genius_search.nn.codebooks import normalize, sum_features
 from genius_search.progress import Progress
 from genius_search.records import Modality, format_text
 from genius_search.training.codebooks import MAX_FIT_ITEMS
-from genius_search.training.features import SHARD_ROWS, FeatureRow, encode_shard
-from genius_search.writing import make_folder
 
-FIRST_BLOCK_ITEMS: Final = 8
-"""Number of items that are encoded together at first. Blocks double in size while they take less
-than half of :data:`MAX_BLOCK_SECONDS`: an interrupted run loses at most about one block."""
-MAX_BLOCK_SECONDS: Final = 1.0
-"""Time that a block of items should take at most."""
 MAX_BLOCK_IMAGES: Final = 32
+"""Maximum number of pictures that are encoded together."""
 MAX_BLOCK_TEXTS: Final = 1024
-SAVE_INTERVAL_SECONDS: Final = 10.0
-"""Time after which encoded features are saved."""
-KEY_BYTES: Final = 8
-"""Length of the hashes that identify items in saved features."""
 
 
 class VectorFeatures(Features):
@@ -137,17 +113,9 @@ def stored_features(snapshot: Snapshot, model: Genius) -> VectorFeatures:
         first_codes.append(table.ids[table.rows_of_items[rows], 0])
     modality = np.concatenate(first_codes).astype(np.int8)
     features = VectorFeatures(modality, model.dim, read)
-    # Only the fingerprint is used: it says whether saved work was made from the same items.
+    # It says whether saved work was made from the same items.
     entries = [entry.model_dump(mode="json") for entry in snapshot.manifest.segments]
-    features.manifest = Manifest(
-        format=ARTIFACT_FORMAT,
-        kind=FEATURES_KIND,
-        config={},
-        inputs={},
-        facts={},
-        files={},
-        fingerprint=fingerprint_of(entries),
-    )
+    features.fingerprint = fingerprint_of(entries)
     return features
 
 
@@ -163,67 +131,40 @@ def draw_embeddings(
     return fuse(sampled.image, sampled.text), features.modality[rows]
 
 
-def feature_rows(
-    items: Iterable[Item], folder: Path, *, with_pictures: bool = True
-) -> Iterator[FeatureRow]:
-    """Yield the row to encode for each item, with its position as id.
-
-    Parameters
-    ----------
-    with_pictures
-        Whether the encoder reads pictures; otherwise rows are texts, the items' descriptions.
-    folder
-        Folder of the index, which the paths of stored pictures are relative to.
-    """
-    for number, item in enumerate(items):
-        yield FeatureRow(
-            id=number,
-            key=ItemKey("candidate", item.id),
-            modality=item.modality if with_pictures else Modality.TEXT,
-            image=folder / item.image if with_pictures and item.image is not None else None,
-            text=format_text(item.text if with_pictures else item.description),
-        )
-
-
-class SavedFeatures:
+class ItemEncoder:
     """Encodes items, and saves their features in ``.work/``, where a later run finds them.
 
-    Features are found by a hash of the item's id and stamp. So an interrupted run can be continued
-    even if the pool has changed, and an item that has changed is encoded again.
+    Features are found by an item's id and stamp. So an interrupted run can be continued even if the
+    pool has changed, and an item that has changed is encoded again.
     """
 
     def __init__(self, folder: Path, encoder: Encoder) -> None:
         self._folder, self._encoder = folder, encoder
-        self._unsaved_shards: list[Shard] = []
-        self._unsaved_contents: list[str | None] = []
-        """Content hash for each row of the unsaved shards."""
-
-    @cached_property
-    def _work_folder(self) -> Path:
-        """Folder of the saved shards, for one encoder and one format of rows."""
-        fingerprint = fingerprint_of([self._encoder.fingerprint, ROW.names])
-        return self._folder / WORK / f"features-{fingerprint[:12]}"
+        self._store: FeatureStore[_NumberedItem] | None = None
 
     def encode(
         self,
         items: Iterable[Item],
-        add_file_fields: Callable[[Item], Item],
         expected: int,
         progress: Progress,
-    ) -> tuple[Features, list[str | None]]:
-        """Return the features of items, and the content hash of each row of the features.
+        *,
+        add_file_fields: Callable[[Item], Item] = lambda item: item,
+        has_contents: bool = True,
+    ) -> Features:
+        """Return the features of items; their ids are the positions of the items.
 
-        The ids of the features are the positions of the items. Items that cannot be read have no
-        row, and are listed in ``left_out`` of the features.
+        Items that cannot be read have no row, and are listed in ``left_out`` of the features.
 
         Parameters
         ----------
         items
             Items with stamps.
-        add_file_fields
-            Adds to an item the text and fields that are stored inside its file.
         expected
             The number of items.
+        add_file_fields
+            Adds to an item the text and fields that are stored inside its file.
+        has_contents
+            Whether to read the files for their content hashes, too.
 
         Raises
         ------
@@ -231,132 +172,133 @@ class SavedFeatures:
             Features are not finite.
         """
         progress.begin("encode", expected)
-        saved_keys: set[int] = set()
-        for shard in read_shards(self._work_folder):
-            saved_keys.update(shard.rows["id"].tolist())
-        keys = array("q")
-        left_out: list[LeftOut] = []
-        remaining = iter(items)
-        block_size = min(FIRST_BLOCK_ITEMS, self._max_block_size)
-        last_save = time.monotonic()
-        while block := list(islice(remaining, block_size)):
-            block_start = time.monotonic()
-            keyed = [(_key(item), item) for item in block]
-            keys.extend(key for key, _ in keyed)
-            new = [(key, item) for key, item in keyed if key not in saved_keys]
-            problems = self._encode_block(new, add_file_fields)
-            left_out += (problem._replace(id=keys.index(problem.id)) for problem in problems)
-            progress.advance(len(keys), {})
-            # The next block takes twice as long if it has twice the items.
-            is_fast = 2 * (time.monotonic() - block_start) < MAX_BLOCK_SECONDS
-            if is_fast and self._shows_speed(new):
-                block_size = min(2 * block_size, self._max_block_size)
-            is_save_due = time.monotonic() - last_save > SAVE_INTERVAL_SECONDS
-            if is_save_due or len(self._unsaved_contents) >= SHARD_ROWS:
-                self.save()
-                last_save = time.monotonic()
-        features, contents = self._collect(keys)
-        features.left_out = left_out
-        return features, contents
+        self._store = FeatureStore(
+            self._folder / WORK,
+            self._encoder,
+            partial(self._encode_block, add_file_fields=add_file_fields, has_contents=has_contents),
+        )
+        features, positions = self._store.encode(
+            _number_items(items),
+            GrowingBlocks(
+                MAX_BLOCK_IMAGES if self._has_pixels else MAX_BLOCK_TEXTS, self._shows_speed
+            ),
+            lambda count: progress.advance(count, {}),
+        )
+        features.ids = positions
+        return features
 
     def save(self) -> None:
-        """Save the features that are not saved yet, as one shard."""
-        if self._unsaved_contents:
-            make_folder(self._work_folder)
-            number = sum(1 for _ in self._work_folder.glob("shard-*"))
-            shard = join_shards(self._unsaved_shards)
-            write_shard(self._work_folder, number, shard, contents=self._unsaved_contents)
-        self._unsaved_shards, self._unsaved_contents = [], []
+        """Save the features that are not saved yet."""
+        if self._store is not None:
+            self._store.save()
 
     @property
     def _has_pixels(self) -> bool:
         """Whether the encoder decodes pictures, which takes longer than texts."""
         return self._encoder.needs_pixels and reads_images(self._encoder)
 
-    @property
-    def _max_block_size(self) -> int:
-        """Maximum number of items that are encoded together."""
-        return MAX_BLOCK_IMAGES if self._has_pixels else MAX_BLOCK_TEXTS
-
-    def _shows_speed(self, encoded: Sequence[tuple[int, Item]]) -> bool:
+    def _shows_speed(self, encoded: Sequence[_NumberedItem]) -> bool:
         """Return whether the time of a block predicts that of the next one.
 
-        Saved items take no time, and texts say nothing about the time of pictures.
+        Texts say nothing about the time of pictures.
         """
-        return bool(encoded) and (not self._has_pixels or all(item.image for _, item in encoded))
+        return not self._has_pixels or all(entry.item.image for entry in encoded)
 
     def _encode_block(
-        self, keyed: Sequence[tuple[int, Item]], add_file_fields: Callable[[Item], Item]
-    ) -> Sequence[LeftOut]:
-        """Encode items with their keys; return the items that are left out, with keys as ids."""
-        if not keyed:
-            return ()
+        self,
+        block: Sequence[_NumberedItem],
+        *,
+        add_file_fields: Callable[[Item], Item],
+        has_contents: bool,
+    ) -> Shard:
+        """Encode items into a shard with their content hashes."""
         contents: dict[int, str | None] = {}
-        for key, item in keyed:  # before encoding, since a file may change meanwhile
-            content = ContentHash.of(item, self._folder)
-            contents[key] = None if content is None else str(content)
+        if has_contents:
+            for number, _, item in block:  # before encoding, since a file may change meanwhile
+                content = ContentHash.of(item, self._folder)
+                contents[number] = None if content is None else str(content)
         has_images = reads_images(self._encoder)
-        unreadable = [] if has_images else _find_unreadable(keyed, self._folder)
-        bad_keys = {problem.id for problem in unreadable}
-        readable = [(key, item) for key, item in keyed if key not in bad_keys]
-        rows = feature_rows(
-            (add_file_fields(item) for _, item in readable), self._folder, with_pictures=has_images
-        )
-        keyed_rows = [row._replace(id=key) for row, (key, _) in zip(rows, readable, strict=True)]
-        shard = encode_shard(keyed_rows, self._encoder, skip_bad_images=True)
-        self._unsaved_shards.append(shard)
-        self._unsaved_contents += [contents[key] for key in shard.rows["id"].tolist()]
+        unreadable = [] if has_images else _find_unreadable(block, self._folder)
+        bad_numbers = {problem.id for problem in unreadable}
+        rows = [
+            self._row(entry._replace(item=add_file_fields(entry.item)), with_picture=has_images)
+            for entry in block
+            if entry.number not in bad_numbers
+        ]
+        shard = encode_rows(rows, self._encoder, skip_bad_images=True)
         # A stored picture is reported by the id of its item, since its name is a hash.
         item_ids = {
-            key: item.id for key, item in keyed if (item.image or "").startswith(f"{PICTURES}/")
+            entry.number: entry.item.id
+            for entry in block
+            if (entry.item.image or "").startswith(f"{PICTURES}/")
         }
-        return [
-            problem._replace(file=item_ids.get(problem.id, problem.file))
-            for problem in (*unreadable, *shard.left_out)
-        ]
+        return shard._replace(
+            contents=[contents[number] for number in shard.rows["id"].tolist()] if contents else (),
+            left_out=[
+                problem._replace(file=item_ids.get(problem.id, problem.file))
+                for problem in (*unreadable, *shard.left_out)
+            ],
+        )
 
-    def _collect(self, keys: Sequence[int]) -> tuple[Features, list[str | None]]:
-        """Return the features and contents of items by their keys, saved or unsaved."""
-        features = Features([*read_shards(self._work_folder), *self._unsaved_shards])
-        contents: list[str | None] = []
-        for file in sorted(self._work_folder.glob(f"shard-*/{CONTENTS}")):
-            contents += json.loads(file.read_text())
-        contents += self._unsaved_contents
-        if contents:
-            rows, exists = rows_of_ids(features.ids, np.array(keys, dtype=np.int64))
-            positions = np.flatnonzero(exists)
-            features.select(rows[positions], positions)
-            contents = [contents[row] for row in rows[positions].tolist()]
-        return features, contents
+    def _row(self, entry: _NumberedItem, *, with_picture: bool) -> FeatureRow:
+        """Return the row of an item; without pictures, it is a text, the item's description."""
+        item = entry.item
+        has_picture = with_picture and item.image is not None
+        return FeatureRow(
+            id=entry.number,
+            key=ItemKey("candidate", item.id),
+            modality=item.modality if with_picture else Modality.TEXT,
+            image=self._folder / (item.image or "") if has_picture else None,
+            text=format_text(item.text if with_picture else item.description),
+            content_key=entry.key,
+        )
 
 
-def _find_unreadable(keyed: Sequence[tuple[int, Item]], folder: Path) -> list[LeftOut]:
-    """Return the pictures that no program can open, with their keys as ids."""
+class _NumberedItem(NamedTuple):
+    """An item to encode, with its position and the key of its contents."""
+
+    number: int
+    key: int
+    item: Item
+
+
+def _number_items(items: Iterable[Item]) -> Iterator[tuple[int, _NumberedItem]]:
+    """Yield the key of each item, and the item with its position."""
+    for number, item in enumerate(items):
+        # Text in a picture is read after the picture was encoded, and changes its description.
+        key = key_of(item.stamp, item.id, item.picture_words or "")
+        yield key, _NumberedItem(number, key, item)
+
+
+def _find_unreadable(block: Sequence[_NumberedItem], folder: Path) -> list[LeftOut]:
+    """Return the pictures that no program can open."""
     unreadable = []
-    for key, item in keyed:
+    for number, _, item in block:
         if item.image is not None:
             path = folder / item.image
             try:
                 probe_video(path) if is_video_file(path) else image_type(path)
             except BadImage as error:
-                unreadable.append(LeftOut(key, str(error.file), error.reason))
+                unreadable.append(LeftOut(number, str(error.file), error.reason))
     return unreadable
 
 
-def _key(item: Item) -> int:
-    """Return a hash of an item's id, stamp and picture text, as a signed number of 64 bits."""
-    # Text in a picture is read after the picture was encoded, and changes its description.
-    text = f"{item.stamp} {item.id} {item.picture_words or ''}".encode()
-    digest = hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
-    return int.from_bytes(digest, "big", signed=True)
-
-
 @contextmanager
-def saved_features(folder: Path, encoder: Encoder) -> Iterator[SavedFeatures]:
+def item_encoder(folder: Path, encoder: Encoder) -> Iterator[ItemEncoder]:
     """Yield an encoder of items that saves its features if the block raises an error."""
-    work = SavedFeatures(folder, encoder)
+    work = ItemEncoder(folder, encoder)
     try:
         yield work
     except BaseException:
         work.save()
         raise
+
+
+def refuse_left_out(left_out: Sequence[LeftOut], encoder: Encoder) -> None:
+    """Raise :class:`BadData` if items could not be encoded, since none shall be lost."""
+    if left_out:
+        shown = "; ".join(f"{entry.file}: {entry.reason}" for entry in left_out[:MAX_SHOWN_REASONS])
+        raise BadData(
+            f"{encoder.spec} cannot encode {plural(len(left_out), 'item')}, and nothing is "
+            f"changed: {shown}. Restore these files, or delete the items with `genius index delete`"
+        )

@@ -25,7 +25,7 @@ from genius_search.index.items import Item
 from genius_search.index.pool import open_roots
 from genius_search.index.roots import file_of_item, find_moved, innermost_root, is_gone, new_root
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.source import saved_features
+from genius_search.index.source import item_encoder
 from genius_search.index.store import Root
 from genius_search.index.writer import Writer
 from genius_search.model import Genius
@@ -99,7 +99,7 @@ def update_from_roots(
     if dry_run:
         summary = _plan(pool_changes, unread)
     else:
-        with saved_features(writer.folder, model.encoder) as work:
+        with item_encoder(writer.folder, model.encoder) as work:
             pool_changes.encode(work, progress)
             if not deletes:
                 pool_changes.require_any()

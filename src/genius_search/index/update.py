@@ -25,7 +25,7 @@ from genius_search.index.build import find_changes
 from genius_search.index.items import Item
 from genius_search.index.pool import STAMP_LENGTH, Pool, check_item, stamp_of
 from genius_search.index.snapshot import Location, Snapshot, check_files_on_error
-from genius_search.index.source import saved_features
+from genius_search.index.source import item_encoder
 from genius_search.index.writer import Batch, Writer, remove_work, stored_batches
 from genius_search.model import Genius
 from genius_search.picture_words import describe_picture
@@ -128,7 +128,7 @@ def update_items(
         divides = snapshot.manifest.has_own_model
         pool = Pool(lambda: iter(plan.encoded))
         pool_changes = find_changes(writer.folder, pool, model.encoder, snapshot, divides=divides)
-        with saved_features(writer.folder, model.encoder) as work:
+        with item_encoder(writer.folder, model.encoder) as work:
             pool_changes.encode(work, progress)
         left_out = pool_changes.left_out
         encoded = pool_changes.batches(model, snapshot, progress)

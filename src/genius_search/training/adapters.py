@@ -29,8 +29,8 @@ from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
 from genius_search.recipe import AdapterConfig
 from genius_search.training.encoder import embed_prepared, encoder_stage
-from genius_search.training.features import Embedded, TrainingRecords, embed_training
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
+from genius_search.training.records import Embedded, TrainingRecords, embed_training
 from genius_search.writing import ArtifactWriter
 
 VALIDATION_QUERIES: Final = 4096

@@ -14,9 +14,16 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from genius_search.artifact import fingerprint_of
+from genius_search.artifact import fingerprint_of, open_artifact
 from genius_search.config import to_json
-from genius_search.data.features import FeatureBatch, Pairs, Shard, read_shards, to_float16
+from genius_search.data.features import (
+    FEATURES_KIND,
+    FeatureBatch,
+    Features,
+    Pairs,
+    Shard,
+    to_float16,
+)
 from genius_search.data.mbeir import Instructions
 from genius_search.encoders.base import Encoder, Keys
 from genius_search.encoders.small import (
@@ -27,24 +34,26 @@ from genius_search.encoders.small import (
     describe,
     load_small,
 )
+from genius_search.encoders.store import write_features
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
 from genius_search.progress import Progress
 from genius_search.recipe import AdapterConfig, EncoderConfig
 from genius_search.records import Modality, format_text
-from genius_search.training.features import (
+from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
+from genius_search.training.records import (
     Embedded,
     TrainingRecords,
     embed_training,
     fingerprint_of_files,
-    write_features,
 )
-from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
 from genius_search.writing import ArtifactWriter
 
 ENCODER_KIND: Final = "encoder"
 FORWARD_BATCH: Final = 2048
 """Number of items in a forward pass when features are written."""
+PREPARED_PART_ROWS: Final = 8192
+"""Number of prepared rows that are encoded and saved together."""
 MAX_PHRASES: Final = 512
 """Maximum number of phrases drawn from a batch."""
 MAX_PHRASE_WORDS: Final = 4
@@ -132,18 +141,27 @@ def encoder_stage(
 def embed_prepared(
     encoder: Encoder, prepared: Embedded, folder: Path, embed: Callable[[Shard], Shard]
 ) -> Embedded:
-    """Encode prepared features shard by shard, and write the encoder's features to a folder."""
+    """Encode prepared features part by part, and write the encoder's features to a folder."""
     queries, candidates = (
-        write_features(
-            folder / source.manifest.folder.name,
-            read_shards(source.manifest.folder),
-            embed,
-            encoder,
-            inputs={"records": source.manifest.inputs["records"]},
-        )
-        for source in (prepared.queries, prepared.candidates)
+        _embed_prepared(encoder, source, folder / name, embed)
+        for name, source in (("queries", prepared.queries), ("candidates", prepared.candidates))
     )
     return Embedded(encoder, queries, candidates)
+
+
+def _embed_prepared(
+    encoder: Encoder, source: Features, folder: Path, embed: Callable[[Shard], Shard]
+) -> Features:
+    """Encode prepared features of queries or candidates."""
+    manifest = open_artifact(source.folder or folder, kind=FEATURES_KIND)
+    return write_features(
+        folder,
+        zip(source.keys.tolist(), range(len(source)), strict=True),
+        lambda rows: embed(source.shard(np.array(rows))),
+        encoder,
+        inputs={"records": manifest.inputs["records"]},
+        part_rows=PREPARED_PART_ROWS,
+    )
 
 
 class EncoderStep:

@@ -23,9 +23,9 @@ from genius_search.progress import Progress, Silent
 from genius_search.recipe import FitConfig, preset
 from genius_search.training.adapters import train_adapters
 from genius_search.training.encoder import train_encoder
-from genius_search.training.features import Embedded, TrainingRecords, embed_training
 from genius_search.training.generator import train_generator
 from genius_search.training.quantizer import train_quantizer
+from genius_search.training.records import Embedded, TrainingRecords, embed_training
 
 FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "generator", "evaluation")
 """Folders that a model's folder may contain, in addition to ``model.json``."""

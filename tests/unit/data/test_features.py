@@ -16,7 +16,7 @@ DIM = 4
 
 def one_image(text_dim=DIM):
     """A shard of one image."""
-    rows = np.array([(7, 0, -1, 0, -1)], ROW)
+    rows = np.array([(7, 0, -1, 0, -1, 5)], ROW)
     return Shard(rows, np.ones((1, DIM), np.float16), np.zeros((0, text_dim), np.float16))
 
 
@@ -60,15 +60,15 @@ def test_features_that_16_bits_cannot_hold_are_refused(bad):
 
 def test_features_of_two_widths_have_no_one_width(tmp_path):
     writer = ArtifactWriter(tmp_path / "some", kind="features", config={}, inputs={})
-    write_shard(writer.path, 0, one_image(DIM + 1))
+    write_shard(writer.path, "shard-0", one_image(DIM + 1))
     writer.finish()
     with pytest.raises(ArtifactMismatch, match="must have the same width"):
         _ = Features.open(tmp_path / "some").dim
 
 
 def test_a_shard_reaches_the_disk_before_it_counts_as_finished(tmp_path, disk):
-    write_shard(tmp_path, 0, one_image())
-    folder = tmp_path / "shard-000000"
+    write_shard(tmp_path, "shard-0", one_image())
+    folder = tmp_path / "shard-0"
     in_place = disk.index(("move", folder.stat().st_ino))
     assert (
         max(disk.index(("sync", path.stat().st_ino)) for path in (folder, *folder.iterdir()))

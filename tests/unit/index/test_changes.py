@@ -13,12 +13,12 @@ import pytest
 from PIL import Image
 
 from genius_search.config import PAPER_SEARCH
+from genius_search.encoders.rows import encode_rows
 from genius_search.index import build, source
 from genius_search.index.build import ChangeSummary
 from genius_search.index.index import Index
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.writer import Deleted
-from genius_search.training.features import encode_shard
 
 WIDE = dataclasses.replace(PAPER_SEARCH, beam=500)
 COLOURS = ("red", "green", "blue", "white", "black", "yellow")
@@ -166,13 +166,13 @@ def test_a_picture_that_was_replaced_while_it_was_embedded_is_indexed_anew_next_
     model, pool, tmp_path, monkeypatch
 ):
     def encode_and_replace(*args: Any, **named: Any) -> Any:
-        encoded = encode_shard(*args, **named)
+        encoded = encode_rows(*args, **named)
         Image.effect_noise((32, 32), 90.0).convert("RGB").save(pool / "red square.png")
         later(pool / "red square.png")
         return encoded
 
     with monkeypatch.context() as patched:
-        patched.setattr(source, "encode_shard", encode_and_replace)
+        patched.setattr(source, "encode_rows", encode_and_replace)
         made = Index.create(tmp_path / "index", pool, model=model)
     assert made.add(pool) == ChangeSummary(1, 1, 7)
     assert made.add(pool) == ChangeSummary(0, 0, 8)

@@ -14,6 +14,7 @@ from PIL import Image
 from genius_search.cli import main
 from genius_search.cli.encoders import PICTURE_ENCODERS, choose_encoder
 from genius_search.encoders import static, universal
+from genius_search.encoders.rows import encode_rows
 from genius_search.errors import ArtifactMismatch, BadData, UsageError
 from genius_search.index import build, source
 from genius_search.index import writer as writer_module
@@ -21,7 +22,6 @@ from genius_search.index.fit import has_outgrown
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem, open_pool
 from genius_search.index.writer import write_manifest
-from genius_search.training.features import encode_shard
 
 WORDS = [
     "a red anchor",
@@ -106,9 +106,9 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
 
     def encode(rows, encoder, **options):
         again.extend(row.image.name for row in rows)
-        return encode_shard(rows, encoder, **options)
+        return encode_rows(rows, encoder, **options)
 
-    monkeypatch.setattr(source, "encode_shard", encode)
+    monkeypatch.setattr(source, "encode_rows", encode)
     index = Index.create(tmp_path / "i", pool, encoder=f"clip:{clip_folder}")
     added = index.last_change
     assert added.added == len(index.search("red", k=50)) == 18

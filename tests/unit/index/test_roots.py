@@ -276,7 +276,7 @@ def test_a_single_file_that_was_renamed_in_another_root_is_one_item(notes, tmp_p
 @pytest.mark.parametrize("command", ["add", "sync"])
 def test_a_folder_that_was_moved_is_recognised(index, notes, tmp_path, monkeypatch, command):
     place = notes.rename(tmp_path / "there")
-    monkeypatch.setattr(source, "encode_shard", None)
+    monkeypatch.setattr(source, "encode_rows", None)
     assert main(["index", command, str(index.folder), str(place)]) == 0
     assert [root.folder for root in index.roots] == [str(place)]
     assert len(ids(index)) == index.sync().unchanged == 4

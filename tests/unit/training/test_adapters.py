@@ -21,8 +21,8 @@ from genius_search.progress import Silent
 from genius_search.publish import save
 from genius_search.recipe import preset
 from genius_search.training.adapters import AdapterNetwork, train_adapters
-from genius_search.training.features import TrainingRecords
 from genius_search.training.fit import fit, frozen_encoders
+from genius_search.training.records import TrainingRecords
 
 PHOTOS = 500
 TINY = preset("tiny")

@@ -23,8 +23,8 @@ from genius_search.training.encoder import (
     train_encoder,
     words_of_images,
 )
-from genius_search.training.features import TrainingRecords, embed_training
 from genius_search.training.loop import Step
+from genius_search.training.records import TrainingRecords, embed_training
 
 STEPS = 4
 TINY = preset("tiny").encoder
@@ -165,7 +165,7 @@ def test_single_words_find_the_texts_that_contain_them(make_features):
 
 def test_a_shard_of_texts_only_is_embedded():
     encoder = create_small(SETTINGS.network, ["a red kite", "a blue anchor"], seed=0)
-    rows = np.array([(row, -1, row, Modality.TEXT.code, -1) for row in range(2)], ROW)
+    rows = np.array([(row, -1, row, Modality.TEXT.code, -1, row) for row in range(2)], ROW)
     tokens = encoder.prepare_texts(["a red kite", "a blue anchor"]).numpy()
     shard = Shard(rows, np.zeros((0, 0), dtype=np.float16), tokens)
     with torch.no_grad():

@@ -140,7 +140,7 @@ def test_two_ranks_train_the_same_weights_as_one(world, tmp_path, read_losses):
         changed(level0=level0, codebook_size=16, dead_below=2.5, codebook_start=0, max_steps=3)
         for level0 in ("assigned", "learned")
     ]
-    features = [part.manifest.folder for part in (world.queries, world.candidates)]
+    features = [part.folder for part in (world.queries, world.candidates)]
     for folder in ("1", "2"):
         (tmp_path / folder).mkdir()
     train_on_rank(0, 1, tmp_path / "1", configs, world.lines, features)

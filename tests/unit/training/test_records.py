@@ -13,7 +13,7 @@ from genius_search.encoders.precomputed import PrecomputedEncoder
 from genius_search.errors import BadData
 from genius_search.progress import Silent
 from genius_search.records import query_number
-from genius_search.training.features import TrainingRecords, embed_training
+from genius_search.training.records import TrainingRecords, embed_training
 
 
 def write_lines(path, rows):

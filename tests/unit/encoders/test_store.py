@@ -1,4 +1,4 @@
-"""The embedding stage: each thing once, shard by shard, resumed where it stopped."""
+"""The store of features: each thing once, part by part, resumed where it stopped."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
+from genius_search.encoders import rows as encoding
 from genius_search.encoders.base import ItemKey
+from genius_search.encoders.rows import FeatureRow, encode_rows
+from genius_search.encoders.store import embed
 from genius_search.errors import BadData, BadImage
 from genius_search.progress import Silent
 from genius_search.records import Modality
-from genius_search.training import features as stage
-from genius_search.training.features import FeatureRow, embed, encode_shard
 
 DIM = 3
 BOTH = Modality.IMAGE_TEXT
@@ -50,7 +51,7 @@ class Encoder:
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
-    monkeypatch.setattr(stage, "ENCODE_BATCH", 2)
+    monkeypatch.setattr(encoding, "ENCODE_BATCH", 2)
 
 
 def text_rows(count):
@@ -72,10 +73,10 @@ def run(rows, encoder, folder, **settings):
         rows,
         encoder,
         folder,
-        inputs={"records": "r"},
+        inputs=settings.pop("inputs", {"records": "r"}),
         expected=len(rows),
         progress=Silent(),
-        shard_rows=4,
+        part_rows=4,
         **settings,
     )
 
@@ -97,6 +98,28 @@ def test_an_interrupted_run_encodes_only_the_shards_that_are_missing(tmp_path):
     assert encoder.seen == [f"text {n}" for n in range(4, 10)]
     whole = run(text_rows(10), Encoder(), tmp_path / "g")
     assert np.array_equal(features.gather(np.arange(10)).text, whole.gather(np.arange(10)).text)
+
+
+def test_only_rows_with_other_contents_are_encoded_when_the_records_change(tmp_path, pictures):
+    rows = text_rows(6) + [row._replace(id=row.id + 6) for row in image_rows(pictures)]
+    run(rows, Encoder(), tmp_path / "f")
+    rows[2] = rows[2]._replace(text="another text")
+    Image.new("RGB", (9, 9)).save(pictures[3])
+    encoder = Encoder()
+    again = run(rows[1:], encoder, tmp_path / "f", inputs={"records": "other"})
+    assert encoder.seen == ["another text", "3"]
+    whole = run(rows[1:], Encoder(), tmp_path / "g")
+    batch, expected = (features.gather(np.arange(11)) for features in (again, whole))
+    assert np.array_equal(batch.total(), expected.total())
+    assert again.fingerprint != whole.fingerprint  # of other inputs, although the files are equal
+    assert not list(tmp_path.glob(".*.parts"))
+
+
+def test_an_interruption_changes_no_byte_of_the_finished_features(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(text_rows(10), Encoder(fail_after=6), tmp_path / "f")
+    interrupted = run(text_rows(10), Encoder(), tmp_path / "f")
+    assert interrupted.fingerprint == run(text_rows(10), Encoder(), tmp_path / "g").fingerprint
 
 
 def test_a_finished_folder_is_opened_without_encoding_unless_something_changed(tmp_path):
@@ -133,7 +156,7 @@ def test_left_out_pictures_are_listed_and_the_others_keep_their_features(tmp_pat
     features = run(image_rows(pictures), Encoder(), tmp_path / "f", skip_bad_images=True)
     assert features.ids.tolist() == [0, 2, 3, 4]
     assert features.gather(np.arange(4)).image[:, 2].tolist() == [0, 40, 60, 80]
-    left_out = encode_shard(image_rows(pictures), Encoder(), skip_bad_images=True).left_out
+    left_out = encode_rows(image_rows(pictures), Encoder(), skip_bad_images=True).left_out
     assert [(row.id, row.file) for row in left_out] == [
         (1, str(pictures[1])),
         (5, str(pictures[5])),
