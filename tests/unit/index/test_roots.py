@@ -12,13 +12,13 @@ import pytest
 from PIL import ExifTags, Image
 
 from genius_search.cli import main
+from genius_search.encoders import rows as encoding
 from genius_search.errors import BadData, UsageError
 from genius_search.index import source
 from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
 from genius_search.records import Modality
-from genius_search.training import features as embed
 
 
 def draw(path, seed):
@@ -54,7 +54,7 @@ def index(notes, tmp_path):
 def opened(monkeypatch):
     """Names of the pictures that were decoded; the ninth is interrupted."""
     names: Counter[str] = Counter()
-    real = embed.open_still
+    real = encoding.open_still
     monkeypatch.setattr(source, "MAX_BLOCK_IMAGES", 1)
 
     def open_still(path, **settings):
@@ -64,7 +64,7 @@ def opened(monkeypatch):
         names["/".join(path.parts[-3:])] += 1
         return real(path, **settings)
 
-    monkeypatch.setattr(embed, "open_still", open_still)
+    monkeypatch.setattr(encoding, "open_still", open_still)
     return names
 
 
