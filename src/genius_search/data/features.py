@@ -27,7 +27,7 @@ ROW: Final = np.dtype(
         ("text", np.int32),  # row in the shard's text features; ABSENT without a text
         ("modality", np.int8),  # code of the record's modality
         ("wanted", np.int8),  # code of a query's target modality; -1 for candidates
-        ("key", np.int64),  # hash of the contents, by which saved features are found
+        ("key", np.int64),  # hash of the contents, the key of saved features
     ]
 )
 """A query or candidate. M-BEIR's 5.6 million candidates take 157 MB. ::
@@ -264,8 +264,8 @@ class Features:
         """
         if self.image_dim != self.text_dim:
             raise ArtifactMismatch(
-                f"{self.folder or 'this index'}: image features have {self.image_dim} numbers and text "
-                f"features {self.text_dim}; they must have the same width"
+                f"{self.folder or 'this index'}: image features have {self.image_dim} "
+                f"numbers and text features {self.text_dim}; they must have the same width"
             )
         return self.image_dim
 

@@ -42,7 +42,7 @@ class FeatureRow(NamedTuple):
     wanted: Modality | None = None
     """Modality that a query asks for; None for candidates."""
     content_key: int = 0
-    """Hash of the contents, by which saved features are found."""
+    """Hash of the contents, the key of saved features."""
 
 
 _Encode: TypeAlias = Callable[[list[Any], list[str], list[ItemKey]], AnyArray]

@@ -49,7 +49,7 @@ from genius_search.writing import ArtifactWriter, make_folder
 Input = TypeVar("Input")
 
 KEY_BYTES: Final = 8
-"""Length of the hashes by which features are found."""
+"""Length of the keys of features."""
 PART_ROWS: Final = 1024
 """Number of rows of a data set that are saved together, if the encoder runs a network."""
 LOOK_UP_PART_ROWS: Final = 8192
@@ -72,7 +72,7 @@ def key_of(*parts: object) -> int:
 
 
 class Blocks(Generic[Input]):
-    """Blocks of a fixed number of rows, each saved as a part; they are the same in every run."""
+    """Blocks of a fixed number of rows, each saved as a part. Every run has equal blocks."""
 
     def __init__(self, rows: int) -> None:
         self.size = rows

@@ -132,8 +132,8 @@ def embed_queries(
 ) -> tuple[list[str], FeatureBatch]:
     """Embed the queries of an evaluation row, each with an instruction; return ids and features.
 
-    Features are saved in ``folder``, or only in memory without one. With ``max_queries``, at most this many queries are used,
-    evenly spaced.
+    Features are saved in ``folder``, or only in memory without one. With ``max_queries``, at most
+    this many queries are used, evenly spaced.
 
     Raises
     ------
