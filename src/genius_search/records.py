@@ -21,7 +21,7 @@ class Modality(StrEnum):
     @property
     def code(self) -> int:
         """The code at level 0: image 0, text 1, image-text 2."""
-        return list(Modality).index(self)
+        return MODALITY_CODES[self]
 
     @property
     def mbeir(self) -> str:
@@ -31,13 +31,10 @@ class Modality(StrEnum):
     @staticmethod
     def parse(value: str) -> Modality:
         """Parse our spelling or M-BEIR's (``image,text`` or ``text,image``)."""
-        match value.replace(" ", "") if isinstance(value, str) else value:
-            case "image" | "text" | "image-text" as name:
-                return Modality(name)
-            case "image,text" | "text,image":
-                return Modality.IMAGE_TEXT
-            case _:
-                raise UsageError(f"modality {value!r} is not one of image, text, image-text")
+        modality = SPELLINGS.get(value.replace(" ", "")) if isinstance(value, str) else None
+        if modality is None:
+            raise UsageError(f"modality {value!r} is not one of image, text, image-text")
+        return modality
 
     @staticmethod
     def of(*, has_image: bool, has_text: bool) -> Modality:
@@ -50,6 +47,12 @@ class Modality(StrEnum):
 
 
 NUM_MODALITIES: Final = len(Modality)
+MODALITY_CODES: Final = {modality: code for code, modality in enumerate(Modality)}
+SPELLINGS: Final[dict[str, Modality]] = {
+    **{modality.value: modality for modality in Modality},
+    "image,text": Modality.IMAGE_TEXT,
+    "text,image": Modality.IMAGE_TEXT,
+}
 
 TASKS: Final[dict[int, tuple[Modality, Modality]]] = {
     0: (Modality.TEXT, Modality.IMAGE),

@@ -225,7 +225,8 @@ class PoolChanges:
         for change in self.changes:
             for number, item in items:
                 if number == change.number:
-                    yield change, item._replace(stamp=change.stamp)
+                    has_stamp = item.stamp == change.stamp
+                    yield change, item if has_stamp else item._replace(stamp=change.stamp)
                     break
 
     def entries(self) -> Iterator[Entry]:
@@ -373,6 +374,7 @@ class PoolChanges:
         # Entry n has features if n is one of their ids; the encoder could not read the others.
         has_features = np.isin(np.arange(self._count_entries()), self.features.ids)
         modalities = list(Modality)
+        has_images = reads_images(self.encoder)
         rows = zip(
             compress(self._entries_with_changes(), has_features),
             self.contents,
@@ -383,10 +385,11 @@ class PoolChanges:
             if isinstance(entry, Passage):
                 yield entry
                 continue
-            item = self.pool.with_fields(entry)._replace(content=content)
-            words: str | None = item.description
-            if reads_images(self.encoder):
-                item, words = item._replace(modality=modalities[code]), item.text
+            item = self.pool.with_fields(entry)
+            modality = modalities[code] if has_images else item.modality
+            if (content, modality) != (item.content, item.modality):
+                item = item._replace(content=content, modality=modality)
+            words = item.text if has_images else item.description
             if not change.passages and is_cut(self.encoder, format_text(words)):
                 self.shortened.append(item.id)
             yield item

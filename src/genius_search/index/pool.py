@@ -327,16 +327,21 @@ def check_item(item: Item) -> Item:
     if _CONTROL_CHARACTER.search(item.id):
         raise BadData(f"the id {item.id!r} contains a control character; rename the item")
     for part in (item.id, item.text, item.image, item.source):
+        if part is None or part.isascii():
+            continue
         try:
-            (part or "").encode()
+            part.encode()
         except UnicodeEncodeError:
             raise BadData(
                 f"item {item.id!r} contains a lone surrogate (half a character) in "
-                f"{str(part)[:80]!r}; write it as UTF-8"
+                f"{part[:80]!r}; write it as UTF-8"
             ) from None
+    item_id = composed(item.id)
     text = None if item.text is None else clean(composed(item.text))
     source = None if item.source is None else composed(item.source)
-    return item._replace(id=composed(item.id), text=text, source=source)
+    if (item_id, text, source) == (item.id, item.text, item.source):
+        return item
+    return item._replace(id=item_id, text=text, source=source)
 
 
 def pool_from_items(
@@ -545,7 +550,7 @@ def pool_from_vectors(
                 f"there are {count} vectors and {len(values)} {name}; give one for each vector"
             )
     _check_ids(item_ids)
-    parsed = [Modality(Modality.parse(modality)) for modality in columns["modalities"]]
+    parsed = [*map(Modality.parse, columns["modalities"])]
     checked_texts = [_text_of_row(text, row) for row, text in enumerate(columns["texts"])]
     sources: list[str | None] = []
     left_out: list[LeftOut] = []

@@ -190,6 +190,10 @@ def _declare_functions(library: ctypes.CDLL) -> None:
     library.nearest_sums.argtypes = (*[pointer] * 3, *[integer] * 3, pointer)
     library.sum_by_code.argtypes = (pointer, pointer, integer, integer, pointer)
     library.sum_by_code.restype = None
+    library.nearest_fine_codes.argtypes = (*[pointer] * 5, *[integer] * 4)
+    library.nearest_fine_codes.restype = None
+    library.sum_fine_codes.argtypes = (*[pointer] * 4, *[integer] * 4)
+    library.sum_fine_codes.restype = None
 
 
 if __name__ == "__main__":

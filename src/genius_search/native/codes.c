@@ -104,3 +104,41 @@ API void sum_by_code(const float *vectors, const int64_t *codes, int64_t n, int6
   for (int64_t i = 0; i < n; i++)
     for (int64_t d = 0; d < dim; d++) sums[codes[i] * dim + d] += vectors[i * dim + d];
 }
+
+/* Find the fine codes of residuals r[n][dim]: of each part of the dimensions the vector t, of 16,
+   with the largest r·t - |t|^2 / 2; of equal ones the first.
+
+   vectors[dim][16]: column c has the dimensions of the vector that code c of a part stands for.
+   halves[parts][16]: |t|^2 / 2.
+   ends[parts]: the end of each part's dimensions.
+   codes[n][stride]: receives the codes of the parts. */
+API void nearest_fine_codes(const float *residuals, const float *vectors, const float *halves,
+                            const int32_t *ends, uint8_t *codes, int64_t n, int64_t dim,
+                            int64_t parts, int64_t stride) {
+  enum { VALUES = 16, VECS = VALUES / LANES };
+  for (int64_t i = 0; i < n; i++, residuals += dim, codes += stride) {
+    int32_t d = 0;
+    for (int64_t part = 0; part < parts; part++) {
+      float values[VALUES];
+      vec scores[VECS];
+      for (int v = 0; v < VECS; v++) scores[v] = -*(const vec *)(halves + part * VALUES + v * LANES);
+      for (; d < ends[part]; d++)
+        for (int v = 0; v < VECS; v++)
+          scores[v] += residuals[d] * *(const vec *)(vectors + d * VALUES + v * LANES);
+      memcpy(values, scores, sizeof values);
+      uint8_t best = 0;
+      for (uint8_t c = 1; c < VALUES; c++) best = values[c] > values[best] ? c : best;
+      codes[part] = best;
+    }
+  }
+}
+
+/* Write to sums[n][dim] the vectors that fine codes stand for; see nearest_fine_codes(). */
+API void sum_fine_codes(const uint8_t *codes, const float *vectors, const int32_t *ends, float *sums,
+                        int64_t n, int64_t dim, int64_t parts, int64_t stride) {
+  for (int64_t i = 0; i < n; i++, codes += stride, sums += dim) {
+    int32_t d = 0;
+    for (int64_t part = 0; part < parts; part++)
+      for (; d < ends[part]; d++) sums[d] = vectors[d * 16 + codes[part]];
+  }
+}

@@ -56,8 +56,8 @@ HASH_BASE: Final = 0x9E3779B97F4A7C15
 """2⁶⁴ / golden ratio: odd and with irregular bits, as multiplicative hashing requires."""
 MAX_COMPARED_SAMPLE: Final = 2048
 """Items are compared with all vectors of a sample up to this size."""
-COMPARED_SHARE: Final = 8
-"""In a larger sample, they are compared with one vector in this many."""
+NUM_COMPARED: Final = 512
+"""In a larger sample, they are compared with this many vectors that are near their first code's."""
 COSINES_PER_BLOCK: Final = 1 << 22
 """Number of cosines that are in memory at the same time: 16 MiB."""
 
@@ -210,8 +210,7 @@ class NormAndDensity:
             if self._has_modality_level:
                 centre = centre + self._tables[0][code]
             products = directions @ centre
-            count = len(directions) // COMPARED_SHARE
-            self._near[key] = np.sort(np.argpartition(products, -count)[-count:])
+            self._near[key] = np.sort(np.argpartition(products, -NUM_COMPARED)[-NUM_COMPARED:])
         return self._near[key]
 
     def _reference(self, code: int) -> tuple[np.ndarray, np.ndarray | None]:

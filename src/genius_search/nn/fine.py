@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Float, Float32, Int32, Integer, UInt8
 
+from genius_search.native.build import open_library
 from genius_search.nn.kmeans import assign, kmeans
 
 FINE_VALUES: Final = 16
@@ -34,8 +35,8 @@ CODES_PER_GROUP: Final = 8
 groups: 8 bytes up to 31 have a sum that fits into a byte."""
 MAX_FINE_CODES: Final = 64
 """Maximum number of an item's fine codes (native/cells.c)."""
-SUMMED_ITEMS: Final = 512
-"""Number of items per block whose vectors stay in a core's cache while they are summed."""
+ITEMS_PER_BLOCK: Final = 1024
+"""Number of items per block whose vectors stay in a core's cache while they are encoded."""
 NORM_TAIL: Final = 1.0
 """Per cent of the items whose half norms are below, or above, the values that a code stands for."""
 
@@ -88,26 +89,52 @@ class FineCodes(NamedTuple):
         norm_weight
             factor of half norms.
         """
-        residuals = np.ascontiguousarray(embeddings - cells)
+        codes = np.zeros((len(cells), self.num_codes), np.uint8)
+        middles = (self.half_norms[1:] + self.half_norms[:-1]) / 2
+        for start in range(0, len(cells), ITEMS_PER_BLOCK):
+            rows = slice(start, start + ITEMS_PER_BLOCK)
+            codes[rows] = self.encode_residuals(embeddings[rows] - cells[rows])
+            half_norms = relative_half_norms(cells[rows], self.sum(codes[rows]), norm_weight)
+            codes[rows, -1] = np.searchsorted(middles, half_norms)
+        return codes
+
+    def encode_residuals(
+        self, residuals: Float32[np.ndarray, "items dim"]
+    ) -> UInt8[np.ndarray, "items codes"]:
+        """Return the codes of the nearest vectors; the last code, of half norms, is 0."""
         codes = np.zeros((len(residuals), self.num_codes), np.uint8)
+        library = open_library()
+        if library is None:
+            for number, (low, high) in enumerate(self._bounds()):
+                table = np.ascontiguousarray(self.vectors[low:high].T)
+                codes[:, number] = assign(residuals[:, low:high], table)
+            return codes
+        halves = np.zeros((len(self.ends), FINE_VALUES), np.float32)
         for number, (low, high) in enumerate(self._bounds()):
-            table = np.ascontiguousarray(self.vectors[low:high].T)
-            codes[:, number] = assign(residuals[:, low:high], table)
-        half_norms = relative_half_norms(cells, cells + self.sum(codes), norm_weight)
-        distances = np.abs(half_norms[:, None] - self.half_norms)
-        codes[:, -1] = distances.argmin(axis=1)
+            halves[number] = np.square(self.vectors[low:high]).sum(axis=0) / 2
+        arrays = [np.ascontiguousarray(array) for array in (residuals, self.vectors)]
+        library.nearest_fine_codes(
+            *(array.ctypes.data for array in (*arrays, halves, self.ends, codes)),
+            *residuals.shape,
+            *(len(self.ends), self.num_codes),
+        )
         return codes
 
     def sum(self, codes: UInt8[np.ndarray, "items codes"]) -> Float32[np.ndarray, "items dim"]:
         """Return the vectors that fine codes stand for, without their cells."""
-        vectors = np.zeros((len(codes), len(self.vectors)), np.float32)
-        bounds = self._bounds()
-        tables = [np.ascontiguousarray(self.vectors[low:high].T) for low, high in bounds]
-        for start in range(0, len(codes), SUMMED_ITEMS):
-            rows = slice(start, start + SUMMED_ITEMS)
-            for number, (table, (low, high)) in enumerate(zip(tables, bounds, strict=True)):
-                vectors[rows, low:high] = table[codes[rows, number]]
-        return vectors
+        sums = np.zeros((len(codes), self.dim), np.float32)
+        library = open_library()
+        if library is None:
+            for number, (low, high) in enumerate(self._bounds()):
+                sums[:, low:high] = self.vectors[low:high].T[codes[:, number]]
+            return sums
+        arrays = [np.ascontiguousarray(array) for array in (codes, self.vectors)]
+        library.sum_fine_codes(
+            *(array.ctypes.data for array in (*arrays, self.ends, sums)),
+            *sums.shape,
+            *(len(self.ends), codes.shape[1]),
+        )
+        return sums
 
     def products(self, query: Float32[np.ndarray, " dim"]) -> list[Float32[np.ndarray, " 16"]]:
         """Return the products of a query with the vectors of each code that has dimensions."""
@@ -150,20 +177,21 @@ def fit_fine_codes(
             )
             vectors[low:high] = clusters.centroids.T
     fine = FineCodes(vectors, ends, np.zeros(FINE_VALUES, np.float32))
-    sums = cells + fine.sum(fine.encode(embeddings, cells, norm_weight))
-    half_norms = relative_half_norms(cells, sums, norm_weight)
+    half_norms = relative_half_norms(cells, fine.sum(fine.encode_residuals(residuals)), norm_weight)
     low, high = np.percentile(half_norms, [NORM_TAIL, 100 - NORM_TAIL])
     return fine._replace(half_norms=np.linspace(low, high, FINE_VALUES, dtype=np.float32))
 
 
 def relative_half_norms(
     cells: Float32[np.ndarray, "items dim"],
-    vectors: Float32[np.ndarray, "items dim"],
+    fine: Float32[np.ndarray, "items dim"],
     norm_weight: float,
 ) -> Float32[np.ndarray, " items"]:
-    """Return the weighted half norms of items minus those of their cells."""
-    squares = np.square(vectors).sum(axis=1) - np.square(cells).sum(axis=1)
-    return np.asarray(squares * np.float32(norm_weight / 2))
+    """Return the weighted half norms of items minus those of their cells.
+
+    With c the vector of a cell and f that of fine codes, |c + f|² − |c|² = f·(2 c + f).
+    """
+    return np.asarray(np.vecdot(fine, 2 * cells + fine) * np.float32(norm_weight / 2))
 
 
 def divide_dimensions(

@@ -152,6 +152,8 @@ FINE_ROWS: Final = 16
 """Number of items whose fine codes are adjacent: a block of search.c's cells.c."""
 MIN_LENGTH: Final = 0.5
 """Smallest factor of the vector that codes stand for."""
+ROWS_PER_BLOCK: Final = 1024
+"""Number of residuals per block that stay in a core's cache while they are rounded."""
 LENGTH_STEPS: Final = 200
 """Steps of the factors from 0 to 1; a byte holds factors up to 1.775."""
 
@@ -223,15 +225,37 @@ def quantize_with_lengths(
     residuals
         weights of the dimensions of residuals, if they were measured.
     """
-    quantized = quantize(vectors - coded, bits)
+    blocks = [
+        _quantize_block(
+            vectors[start : start + ROWS_PER_BLOCK],
+            coded[start : start + ROWS_PER_BLOCK],
+            bits,
+            residuals,
+        )
+        for start in range(0, max(1, len(vectors)), ROWS_PER_BLOCK)
+    ]
+    values, scales, lengths = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    return Quantized(values, scales), lengths
+
+
+def _quantize_block(
+    vectors: Float32[np.ndarray, "items dim"],
+    coded: Float32[np.ndarray, "items dim"],
+    bits: EmbeddingBits,
+    residuals: Residuals | None,
+) -> tuple[
+    UInt8[np.ndarray, "items width"], Float16[np.ndarray, " items"], UInt8[np.ndarray, " items"]
+]:
+    """Return the rounded residuals of a few vectors, and both factors."""
+    values, scales = quantize(vectors - coded, bits)
     if bits == 8:
         ones = np.full(len(vectors), round((1 - MIN_LENGTH) * LENGTH_STEPS), np.uint8)
-        return quantized, ones
-    rounded = dequantize(quantized._replace(scales=None), bits, vectors.shape[1])
+        return values, scales, ones  # type: ignore[return-value]
+    rounded = dequantize(Quantized(values, None), bits, vectors.shape[1])
     if residuals is not None:
         rounded = residuals.apply(rounded, bits)
     lengths, scales = fit_scales(vectors, coded, rounded)
-    return quantized._replace(scales=scales), lengths
+    return values, scales, lengths
 
 
 def stored_width(dim: int, bits: EmbeddingBits) -> int:
