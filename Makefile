@@ -45,9 +45,10 @@ $(VENV)/research: $(VENV)/dev
 	@touch $@
 
 test-slow: $(VENV)/research  ## Run the tests that take minutes
-	$(PYTEST) -m 'slow and not gpu and not ray'
+	GENIUS_TYPES=everywhere $(PYTEST) -m 'slow and not gpu and not ray'
 
-test-all: test test-slow test-ray  ## Run all tests that need no GPU
+test-all: export GENIUS_TYPES = everywhere
+test-all: test test-slow test-ray  ## Run all tests that need no GPU, with types checked everywhere
 
 $(VENV)/ray: $(VENV)/dev
 	$(PIP) --editable '.[cluster]'

@@ -5,16 +5,22 @@ And the tiny model that the tests of search, index and command line share.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import jaxtyping
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import tiny_model
 
 os.environ.setdefault(
     "OMP_NUM_THREADS", "1"
@@ -37,7 +43,7 @@ class Trained(NamedTuple):
     data: Path
     model: Path
     settings: Path
-    """Written right before the training: those of `tiny`, and a checkpoint after every step."""
+    """Written right before the training."""
 
     @property
     def command(self) -> tuple[str | Path, ...]:
@@ -45,38 +51,40 @@ class Trained(NamedTuple):
         return "fit", self.data, "--encoder", "small", "--config", self.settings
 
 
-_TRAIN = """
-import sys
-from pathlib import Path
-from genius_search.cli import main
-from research.synth.catalogue import draw_catalogue
-import genius_search.training.fit
-
-data, model, settings = map(Path, sys.argv[1:])
-draw_catalogue(data, items=1_000, train_products=60, queries_per_task=12)
-stages = ("encoder", "quantizer", "generator")
-often = [f"{stage}.training.checkpoint_seconds = 0" for stage in stages]
-settings.write_text("\\n".join(['preset = "tiny"', *often]))
-sys.exit(main(["fit", str(data), "--encoder", "small", "--config", str(settings), "--out", str(model)]))
-"""
+@contextlib.contextmanager
+def _shared_folder(tmp_path_factory, name: str) -> Iterator[Path]:
+    """Lock a folder that all workers share; it is empty for the first worker."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder / name
 
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory) -> Trained:
-    """Drawn and trained once, by the first worker that needs it, in a process where types are not checked."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # which all workers share
-    made = Trained(*(folder / "trained" / name for name in ("data", "model", "settings.toml")))
-    with (folder / "trained.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (made.model / "model.json").exists():
-            subprocess.run(  # noqa: S603
-                [sys.executable, "-c", _TRAIN, *made],
-                cwd=Path(__file__).parents[1],  # whose `research` draws
-                check=True,
-            )
-    return made
+    """The world, drawn by the first worker that needs it, and the model of tests/model."""
+    with _shared_folder(tmp_path_factory, "trained") as folder:
+        trained = Trained(folder / "data", folder / "model", folder / "settings.toml")
+        if not trained.settings.exists():
+            tiny_model.draw(trained.data)
+            shutil.copytree(tiny_model.MODEL, trained.model)
+            trained.settings.write_text(tiny_model.SETTINGS)
+    return trained
+
+
+@pytest.fixture(scope="session")
+def retrained(trained, tmp_path_factory) -> Trained:
+    """The same model, trained here and now in a process where types are not checked."""
+    with _shared_folder(tmp_path_factory, "retrained") as folder:
+        retrained = trained._replace(model=folder / "model", settings=folder / "settings.toml")
+        if not (retrained.model / "model.json").exists():
+            folder.mkdir()
+            code = "import sys; from tests.tiny_model import *; train(*map(Path, sys.argv[1:]))"
+            words = [sys.executable, "-c", code, trained.data, retrained.settings, retrained.model]
+            subprocess.run(words, cwd=Path(__file__).parents[1], check=True)  # noqa: S603
+    return retrained
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -108,6 +116,20 @@ def write_keys(tmp_path):
         return file
 
     return write
+
+
+CHECKED = {"nn", "search", "model", "parity", "property"}
+"""Folders of tests in which every call of a function on arrays is checked against its types."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _types_checked(request):
+    """Check types where functions on arrays are tested; everywhere takes twice as long.
+
+    The tests of the night check them everywhere: ``GENIUS_TYPES=everywhere``.
+    """
+    is_checked = CHECKED.intersection(request.path.parts) or "GENIUS_TYPES" in os.environ
+    jaxtyping.config.update("jaxtyping_disable", not is_checked)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,6 +16,9 @@ VIEWS = [
 ]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_axe_finds_nothing_serious(open_page, server, serious, scheme, width):
     page = open_page(

@@ -12,6 +12,8 @@ from playwright.sync_api import Page, Route, expect
 
 from genius_search.index.index import Index
 
+pytestmark = pytest.mark.slow
+
 TAKEN = 0x9003
 EXIF = 0x8769
 SHAPES = [(160, 80), (80, 120), (100, 100), (60, 130)]

@@ -10,6 +10,8 @@ import pytest
 from PIL import Image, ImageDraw
 from playwright.sync_api import Page, expect
 
+pytestmark = pytest.mark.slow
+
 
 def drawn(colour: str, kind: str = "PNG") -> bytes:
     image = Image.new("RGB", (96, 96), "white")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 
@@ -13,6 +14,7 @@ def search(page: Page, text: str = "a leaf") -> None:
     page.get_by_role("button", name="Search", exact=True).click()
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_a_server_that_has_gone_is_said_to_be(
     open_page, serve, small_index, write_keys
 ):
@@ -41,6 +43,7 @@ def test_a_key_is_asked_for_and_a_server_that_has_gone_is_said_to_be(
     expect(page.get_by_role("button", name="Try again")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_busy_server_is_asked_again_when_it_said(page):
     answers = []
 
@@ -74,6 +77,7 @@ def test_a_busy_server_is_asked_again_when_it_said(page):
     assert len(answers) == 2
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_search_is_answered_in_the_servers_words(page, server):
     page.goto(f"{server.address}/?q=leaf&where=price")
     expect(page.get_by_role("alert")).to_contain_text("expected a field and an operator")
@@ -84,6 +88,7 @@ def test_a_mistake_in_the_search_is_answered_in_the_servers_words(page, server):
     expect(page.get_by_role("heading", name=re.compile("^[0-9]+ hits$"))).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_file_that_is_no_picture_is_dropped_from_the_query(page):
     search(page)
     broken = {"name": "broken.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}
@@ -94,6 +99,7 @@ def test_a_file_that_is_no_picture_is_dropped_from_the_query(page):
     expect(page.get_by_role("heading", name=re.compile("^[0-9]+ hits$"))).to_be_visible()
 
 
+@pytest.mark.slow
 def test_no_good_match_is_said_and_the_nearest_are_shown_as_doubtful(page):
     def doubtful(route: Route) -> None:
         answer = route.fetch().json()

@@ -28,6 +28,7 @@ def picture_of(small_index, item):
     return small_index.parent / item["img_path"]
 
 
+@pytest.mark.slow
 def test_hits_that_come_late_do_not_take_the_place_of_those_one_went_back_to(page):
     search(page, "a blue leaf")
     first = hits(page).first.get_by_role("link").get_attribute("aria-label")
@@ -45,6 +46,7 @@ def test_hits_that_come_late_do_not_take_the_place_of_those_one_went_back_to(pag
     expect(hits(page).first.get_by_role("link")).to_have_attribute("aria-label", first)
 
 
+@pytest.mark.slow
 def test_before_the_first_search_the_items_are_shown(page):
     shown = page.get_by_role("list", name="Items").get_by_role("listitem")
     expect(page.get_by_role("heading", name="36 items, newest first")).to_be_visible()
@@ -75,6 +77,7 @@ def test_the_address_says_the_search_and_back_goes_to_the_one_before(page, open_
     expect(hits(again).first.get_by_role("link")).to_have_attribute("aria-label", first)
 
 
+@pytest.mark.slow
 def test_a_picture_searches_and_stays_with_the_words(page, small_index, items):
     page.locator("#file").set_input_files(picture_of(small_index, items["image"][0]))
     expect(
@@ -88,6 +91,7 @@ def test_a_picture_searches_and_stays_with_the_words(page, small_index, items):
     expect(page.get_by_role("list", name="Parts of the query")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_more_like_this_finds_the_item_itself(page, items):
     search(page, items["text"][0]["txt"])
     first = hits(page).first
@@ -99,6 +103,7 @@ def test_more_like_this_finds_the_item_itself(page, items):
     expect(page.locator(f'.grid [data-id="{item_id}"]')).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_hit_is_added_to_the_query_and_weighed(page):
     search(page, "a leaf")
     added = hits(page).nth(2)
@@ -135,6 +140,7 @@ def test_a_condition_narrows_and_survives_in_the_address(
     expect(again.get_by_role("textbox", name="Value", exact=True)).to_have_value(value)
 
 
+@pytest.mark.slow
 def test_filters_without_a_query_show_what_they_allow(page):
     page.get_by_role("button", name="Filters").click()
     page.get_by_role("combobox", name="Field").select_option("kind")
@@ -143,6 +149,7 @@ def test_filters_without_a_query_show_what_they_allow(page):
     expect(page.locator(".grid .text.alone")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_filters_that_nothing_passes_say_so_and_can_be_removed(page):
     search(page, "a leaf")
     page.get_by_role("button", name="Filters").click()
@@ -153,6 +160,7 @@ def test_filters_that_nothing_passes_say_so_and_can_be_removed(page):
     expect(hits(page)).to_have_count(20)
 
 
+@pytest.mark.slow
 def test_the_beam_is_a_dial_and_the_answer_says_how_it_was_searched(page):
     search(page, "a leaf")
     page.get_by_role("button", name="Expert").click()
@@ -165,6 +173,7 @@ def test_the_beam_is_a_dial_and_the_answer_says_how_it_was_searched(page):
     expect(page.get_by_text(re.compile(r"\d+ ms, beam 100, re-ranking embeddings"))).to_be_visible()
 
 
+@pytest.mark.slow
 def test_hits_appear_as_one_types_and_back_leaves_them_in_one_step(page):
     search(page, "a leaf")
     first = hits(page).first.get_by_role("link").get_attribute("aria-label")
@@ -181,6 +190,7 @@ def test_hits_appear_as_one_types_and_back_leaves_them_in_one_step(page):
     expect(hits(page).first.get_by_role("link")).to_have_attribute("aria-label", first)
 
 
+@pytest.mark.slow
 def test_the_original_of_a_picture_can_be_opened_and_downloaded(page, small_index, items):
     item = items["image"][0]
     page.goto(f"{page.url}?item={item['did']}")

@@ -27,6 +27,7 @@ curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@";
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
 def test_every_example_is_answered(trained, tmp_path):
     pool = next((trained.data / "cand_pool" / "global").glob("*test*.jsonl"))

@@ -28,6 +28,8 @@ from genius_search.index.items import Item
 from genius_search.index.store import WORK
 from genius_search.model import Genius
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("GENIUS_KILLS", "2"))
 PARTS = ("encoder", "quantizer", "generator")
 
@@ -91,10 +93,10 @@ def kill_until_enough(
 
 
 @pytest.fixture
-def seconds(trained) -> float:
-    """How long the training of the shared model took, without imports."""
+def seconds(retrained) -> float:
+    """How long the training took, without imports."""
     ended, began = (
-        path.stat().st_mtime for path in (trained.model / "model.json", trained.settings)
+        path.stat().st_mtime for path in (retrained.model / "model.json", retrained.settings)
     )
     return ended - began
 
@@ -121,10 +123,10 @@ def opened(folder: Path) -> Genius | None:
         return None
 
 
-def test_a_killed_training_goes_on_to_the_very_same_model(trained, seconds, tmp_path):
+def test_a_killed_training_goes_on_to_the_very_same_model(retrained, seconds, tmp_path):
     folder = tmp_path / "model"
-    reference = Genius.open(trained.model).fingerprint
-    parts = {part: finished(trained.model, part) for part in PARTS}
+    reference = Genius.open(retrained.model).fingerprint
+    parts = {part: finished(retrained.model, part) for part in PARTS}
     so_far: set[str] = set()
 
     def check() -> bool:
@@ -142,24 +144,24 @@ def test_a_killed_training_goes_on_to_the_very_same_model(trained, seconds, tmp_
         shutil.rmtree(folder)
         so_far.clear()
 
-    command = (*trained.command, "--out", folder)
+    command = (*retrained.command, "--out", folder)
     kill_until_enough(KILLS, seconds, command, check=check, begin_again=begin_again)
     run_whole(*command)
     assert check()
     for part in PARTS:
-        assert losses(folder, part) == losses(trained.model, part)
+        assert losses(folder, part) == losses(retrained.model, part)
     assert {path.name for path in folder.iterdir()} == {
-        path.name for path in trained.model.iterdir()
+        path.name for path in retrained.model.iterdir()
     }
 
 
 def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mixture(
-    trained, seconds, tmp_path
+    retrained, seconds, tmp_path
 ):
     folder = tmp_path / "model"
-    first = Genius.open(trained.model)
+    first = Genius.open(retrained.model)
     generators = {first.generator_manifest.fingerprint}
-    shutil.copytree(trained.model, folder)
+    shutil.copytree(retrained.model, folder)
 
     def check() -> bool:
         model = opened(folder)
@@ -170,11 +172,11 @@ def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mix
 
     def begin_again() -> None:
         shutil.rmtree(folder)
-        shutil.copytree(trained.model, folder)
+        shutil.copytree(retrained.model, folder)
 
     second = tmp_path / "second.toml"
-    second.write_text(trained.settings.read_text() + "\ngenerator.training.seed = 1\n")
-    command = (*trained.command, "--config", second, "--out", folder)
+    second.write_text(retrained.settings.read_text() + "\ngenerator.training.seed = 1\n")
+    command = (*retrained.command, "--config", second, "--out", folder)
     kill_until_enough(
         max(1, KILLS // 3), 0.6 * seconds, command, check=check, begin_again=begin_again
     )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "many_processes.py"
 
 

@@ -16,14 +16,16 @@ from safetensors.numpy import load_file
 
 from genius_search.model import Genius
 
+pytestmark = pytest.mark.slow
+
 STAGES = ("encoder", "quantizer", "generator")
 
 
-def start(trained, out: Path, *, restarts: int = 0) -> subprocess.Popen:
+def start(retrained, out: Path, *, restarts: int = 0) -> subprocess.Popen:
     options = f"--standalone --nproc-per-node 2 --max-restarts {restarts}"
     torchrun = ["-m", "torch.distributed.run", *options.split(), "-m", "genius_search"]
     return subprocess.Popen(  # noqa: S603
-        [sys.executable, *torchrun, *trained.command, "--out", out],
+        [sys.executable, *torchrun, *retrained.command, "--out", out],
         env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
         stderr=subprocess.PIPE,
         text=True,
@@ -37,10 +39,10 @@ def finish(process: subprocess.Popen) -> str:
 
 
 @pytest.fixture(scope="module")
-def of_two(trained, tmp_path_factory) -> Path:
-    """The model of two processes, trained as the shared one, which one process trained."""
+def of_two(retrained, tmp_path_factory) -> Path:
+    """The model of two processes, trained as one process trains it."""
     folder = tmp_path_factory.mktemp("ranks") / "two"
-    assert finish(start(trained, folder)).count("next: genius evaluate") == 1
+    assert finish(start(retrained, folder)).count("next: genius evaluate") == 1
     return folder
 
 
@@ -50,8 +52,8 @@ def losses(model: Path, stage: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_two_processes_descend_as_one(of_two, trained, stage):
-    one, two = (losses(model, stage) for model in (trained.model, of_two))
+def test_two_processes_descend_as_one(of_two, retrained, stage):
+    one, two = (losses(model, stage) for model in (retrained.model, of_two))
     assert len(one) == len(two)
     if stage != "generator":  # its codes come from a quantizer that has moved apart by then
         np.testing.assert_allclose(two[:5], one[:5], rtol=2e-3)
@@ -64,8 +66,8 @@ def test_the_model_of_two_processes_is_whole(of_two):
     assert not (of_two / "generator" / "fused").exists()
 
 
-def test_a_killed_process_changes_no_weight(of_two, trained, tmp_path):
-    process = start(trained, tmp_path / "killed", restarts=3)
+def test_a_killed_process_changes_no_weight(of_two, retrained, tmp_path):
+    process = start(retrained, tmp_path / "killed", restarts=3)
     logs = ".quantizer.*.partial/metrics.jsonl"
     while not any("\n" in log.read_text() for log in (tmp_path / "killed").glob(logs)):
         assert process.poll() is None, finish(process)

@@ -27,6 +27,8 @@ from genius_search.data.mbeir import MBeir
 from genius_search.index.index import Index
 from genius_search.model import Genius
 
+pytestmark = pytest.mark.slow
+
 KILLS = int(os.environ.get("GENIUS_KILLS", "1"))
 ADDERS = 6
 

@@ -15,6 +15,8 @@ from genius_search.encoders import open as open_module
 from genius_search.index.index import Index
 from tests.videos import BLUE, GREEN, RED, YELLOW, colour_plugins, draw_video
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys

@@ -18,7 +18,10 @@ from research.evaluate import evaluate
 from research.mteb import MtebModel
 from research.settings import EvaluationConfig
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("mteb") is None, reason="needs mteb")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("mteb") is None, reason="needs mteb"),
+]
 
 LETTERS = {Modality.IMAGE: "i", Modality.TEXT: "t", Modality.IMAGE_TEXT: "it"}
 

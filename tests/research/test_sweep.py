@@ -86,6 +86,7 @@ def test_what_is_no_recipe_is_refused(tmp_path, text, error):
         read_recipe(tmp_path / "recipe.toml")
 
 
+@pytest.mark.slow
 def test_a_recipe_becomes_a_report(trained, tmp_path, capsys):
     (tmp_path / "recipe.toml").write_text(RECIPE)
     rows, out = tmp_path / "rows", tmp_path / "report"

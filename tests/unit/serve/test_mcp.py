@@ -5,20 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 
 import pytest
-from mcp import Client, StdioServerParameters
+from mcp import Client
 
 from genius_search import NewItem
 from genius_search.serve.mcp import make_server
 from tests.unit.serve.conftest import make_index, picture
-
-COMMAND = ["-c", "import sys; from genius_search.cli import main; sys.exit(main())", "mcp"]
 
 
 @pytest.fixture(scope="module")
@@ -142,26 +135,3 @@ def test_items_are_added_only_if_that_is_allowed(model, tmp_path):
     [answer], _ = call(server, "update", id="new", fields={"price": None, "size": 4})
     assert (answer.text, index.get("new").fields) == ("updated", {"size": 4})
     assert call(server, "update", id="nobody", text="x")[1]
-
-
-def test_the_command_answers_over_its_standard_output(index):
-    server = StdioServerParameters(
-        command=sys.executable, args=[*COMMAND, str(index.folder)], env=dict(os.environ)
-    )
-    assert ids(call(server, "search", where=["price=3"])) == ["1:3"]
-
-
-def test_the_command_answers_over_http(index):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = [sys.executable, *COMMAND, index.folder, "--http", "--port", str(port)]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as running:  # noqa: S603
-        try:
-            while running.poll() is None:
-                with socket.socket() as tried:
-                    if not tried.connect_ex(("127.0.0.1", port)):
-                        break
-                time.sleep(0.1)
-            assert ids(call(f"http://127.0.0.1:{port}/mcp", "search", where=["price=3"])) == ["1:3"]
-        finally:
-            running.terminate()

@@ -10,7 +10,7 @@ import pytest
 
 import genius_search
 from genius_search.data.mbeir import MBeir
-from genius_search.errors import ArtifactMismatch, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.index import Index
 from genius_search.model import Genius
 from genius_search.recipe import preset
@@ -33,15 +33,23 @@ class Recorder:
         pass
 
 
+@pytest.fixture(scope="module")
+def fitted(trained, tmp_path_factory):
+    """A model that was trained for a few steps, with all that a training leaves."""
+    folder = tmp_path_factory.mktemp("fitted") / "model"
+    fit(MBeir(trained.data), "small", folder, tiny(), progress=Recorder())
+    return folder
+
+
 @pytest.fixture
-def copied(trained, tmp_path):
-    """A model of one's own to change."""
-    return shutil.copytree(trained.model, tmp_path / "model")
+def copied(fitted, tmp_path):
+    """A copy of the model, which a test may change."""
+    return shutil.copytree(fitted, tmp_path / "model")
 
 
 def tiny(**training):
-    """The settings of the shared model, and others for the training of every stage."""
-    config, training = preset("tiny"), {"checkpoint_seconds": 0.0, **training}
+    """The settings of a quick training; `training` changes those of every stage."""
+    config, training = preset("tiny"), {"checkpoint_seconds": 0.0, "max_steps": 3, **training}
     return replace(
         config,
         **{
@@ -58,6 +66,21 @@ def test_fitting_again_does_nothing_again(trained, copied):
     model = genius_search.fit(str(trained.data), "small", str(copied), tiny(), progress=progress)
     assert progress.begun == []
     assert model.fingerprint == before
+
+
+@pytest.mark.parametrize("operation", [20, 60])
+def test_a_training_killed_at_a_change_of_files_goes_on_to_the_very_same_model(
+    fitted, trained, tmp_path, killed_at, operation
+):
+    """A quick one of the kills in tests/end_to_end/test_kill.py."""
+
+    def work():
+        return fit(MBeir(trained.data), "small", tmp_path / "model", tiny(), progress=Recorder())
+
+    assert killed_at(operation, work)
+    with pytest.raises(ArtifactMissing):
+        Genius.open(tmp_path / "model")
+    assert work().fingerprint == Genius.open(fitted).fingerprint
 
 
 def test_a_model_is_trained_again_from_the_part_whose_settings_changed(

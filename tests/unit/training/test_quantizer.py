@@ -134,6 +134,7 @@ def train_on_rank(rank, ranks, folder, configs, lines, features):
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_ranks_train_the_same_weights_as_one(world, tmp_path, read_losses):
     # With 16 codes for 48 items counts are small, so that codes die and are revived.
     configs = [

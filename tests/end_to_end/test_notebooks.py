@@ -56,7 +56,13 @@ def missing_packages(notebook):
     ]
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem != "texts" else [])
+        for path in NOTEBOOKS
+    ],
+)
 def test_a_notebook_runs(notebook, tmp_path):
     if missing := missing_packages(notebook):
         pytest.skip(f"{notebook.name} needs {', '.join(missing)}")
