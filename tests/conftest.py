@@ -1,4 +1,4 @@
-"""Hypothesis profiles: derandomised by default; ``HYPOTHESIS_PROFILE=explore`` looks further.
+"""Hypothesis profiles: few derandomised examples by default; ``HYPOTHESIS_PROFILE=night`` looks further.
 
 And the tiny model that the tests of search, index and command line share.
 """
@@ -30,8 +30,11 @@ settings.register_profile(
     "default",
     deadline=None,
     derandomize=True,
-    max_examples=50,
+    max_examples=20,
     suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "night", deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

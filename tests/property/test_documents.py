@@ -6,7 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.data.documents import READERS, read_document
@@ -50,7 +50,6 @@ CONTENTS = st.one_of(
 )
 
 
-@settings(max_examples=50)
 @given(st.sampled_from(SUFFIXES), CONTENTS)
 def test_any_file_gives_a_text_and_fields_or_is_refused(suffix, content):
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +66,6 @@ def test_any_file_gives_a_text_and_fields_or_is_refused(suffix, content):
         assert problems == [] or suffix == ".md"
 
 
-@settings(max_examples=50)
 @given(st.text(max_size=300), st.sampled_from(["---\n", "+++\n"]))
 def test_front_matter_is_taken_off_or_stays(text, fence):
     whole = fence + text + "\n" + fence + "the text"
@@ -75,7 +73,6 @@ def test_front_matter_is_taken_off_or_stays(text, fence):
     assert body == whole if not fields and body.startswith(fence) else body.endswith("the text")
 
 
-@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.integers(0, 40_000), st.text("abc", min_size=1, max_size=5)), max_size=20)
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.index.index import Index
@@ -28,7 +28,6 @@ def template(tmp_path_factory) -> Path:
 changes = st.tuples(st.sampled_from(["add", "delete", "update", "compact"]), st.sampled_from(NAMES))
 
 
-@settings(max_examples=25)
 @given(limit=st.integers(1, 4), rounds=st.lists(st.lists(changes, max_size=2), max_size=12))
 def test_each_item_that_exists_throughout_comes_exactly_once(template, limit, rounds):
     with tempfile.TemporaryDirectory() as folder:

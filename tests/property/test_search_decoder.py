@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -55,7 +55,6 @@ def agree(generator, hidden, level, queries, codes):
     torch.testing.assert_close(hidden, generator(queries, padded)[:, level], rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=40)
 @given(plan=PLANS, items=st.integers(1, 4), data=st.data())
 def test_any_cut_into_steps_equals_teacher_forcing_at_every_level(plan, items, data):
     generator = make(*plan)
@@ -75,7 +74,6 @@ def test_any_cut_into_steps_equals_teacher_forcing_at_every_level(plan, items, d
         agree(generator, hidden[level], level, queries, codes)
 
 
-@settings(max_examples=40)
 @given(plan=PLANS, data=st.data())
 def test_selected_beams_say_what_they_would_if_written_from_the_start(plan, data):
     generator = make(*plan)

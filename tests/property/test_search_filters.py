@@ -10,7 +10,7 @@ from dataclasses import replace
 from decimal import Decimal
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.index.filters import Filter, matching_items
@@ -175,7 +175,6 @@ OWN = st.tuples(
 )
 
 
-@settings(max_examples=40)
 @given(ITEMS, st.lists(OWN, max_size=8))
 def test_conditions_on_an_items_own_fields_compare_texts(tmp_path_factory, items, drawn):
     store = stored(tmp_path_factory, items)
@@ -216,7 +215,6 @@ MATCHES = st.tuples(
 )
 
 
-@settings(max_examples=40)
 @given(ITEMS, st.lists(MATCHES, max_size=8))
 def test_a_match_finds_the_texts_that_have_all_words_side_by_side_inside_quotes(
     tmp_path_factory, items, drawn
@@ -233,7 +231,6 @@ def test_a_match_finds_the_texts_that_have_all_words_side_by_side_inside_quotes(
         assert rows_of(store, replace(Filter.parse(match=match), modality=modality)) == expected
 
 
-@settings(max_examples=100)
 @given(
     st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from('"*()^:+-{}\\\0 ' + "'"))
 )
@@ -246,7 +243,6 @@ def test_nothing_that_is_typed_as_a_match_is_wrong_to_the_database(tmp_path_fact
     assert rows_of(ItemStore(folder), Filter.parse(match=match)) in ([], [0])
 
 
-@settings(max_examples=40)
 @given(st.decimals(-1000, 1000, places=3))
 def test_a_number_means_the_same_however_it_is_spelt(tmp_path_factory, number: Decimal):
     folder = tmp_path_factory.mktemp("items")

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import groupby
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.search.table import Allowed, IdTable
@@ -51,7 +51,6 @@ def test_prefixes_may_come_in_any_order_repeated_and_with_empty_ranges_between(d
         assert covered == rows
 
 
-@settings(max_examples=40)
 @given(coded_items(), st.data())
 def test_ids_are_allowed_if_one_of_their_items_is(drawn, data):
     table = IdTable.build(*drawn)
@@ -90,7 +89,6 @@ def contents(built: IdTable) -> list[tuple[list[int], list[int]]]:
     return [(built.ids[row].tolist(), items[owner == row].tolist()) for row in range(len(built))]
 
 
-@settings(max_examples=80)
 @given(pools())
 def test_ids_and_their_items_are_sorted_like_tuples(pool):
     codes, code_cosine = pool
@@ -103,7 +101,6 @@ def test_ids_and_their_items_are_sorted_like_tuples(pool):
     assert contents(IdTable.build(codes, code_cosine)) == expected
 
 
-@settings(max_examples=80)
 @given(pools(), st.data())
 def test_a_table_built_again_from_some_of_its_items_equals_the_one_built_from_them(pool, data):
     codes, code_cosine = pool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
@@ -91,7 +91,6 @@ def draw(items, seed=0, dim=6):
     return torch.randn(items, dim, generator=torch.Generator().manual_seed(seed))
 
 
-@settings(max_examples=30)
 @given(
     items=st.integers(1, 120),
     branches=st.integers(2, 6),

@@ -221,6 +221,7 @@ def test_a_folder_whose_index_another_process_changes_is_searched_as_it_was(
     assert len(search(capsys, notes, "boat")[0]) == 4
 
 
+@pytest.mark.slow
 def test_of_several_first_searches_at_once_all_find_something(notes):
     command = [sys.executable, "-m", "genius_search", "search", str(notes), "bread", "-k", "1"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]  # noqa: S603

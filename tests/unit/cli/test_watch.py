@@ -38,6 +38,7 @@ def wait_for(condition):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_the_index_follows_its_folder_until_ctrl_c(folder):
     code = "from genius_search.cli import main; raise SystemExit(main())"
     command = [sys.executable, "-c", code, "index", "sync", "notes/t.index"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.data.features import ROW, Features, Shard, to_float16, write_shard
@@ -20,7 +20,6 @@ def one_image(text_dim=DIM):
     return Shard(rows, np.ones((1, DIM), np.float16), np.zeros((0, text_dim), np.float16))
 
 
-@settings(max_examples=40)
 @given(
     presence=st.lists(st.sampled_from([(1, 0), (0, 1), (1, 1)]), min_size=1, max_size=20),
     shard_rows=st.integers(1, 7),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import ExifTags, Image, TiffImagePlugin, features
 
@@ -307,7 +307,6 @@ def hostile_exif(
     )
 
 
-@settings(max_examples=200)
 @given(
     order=st.sampled_from("<>"),
     text=st.one_of(

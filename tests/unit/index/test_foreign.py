@@ -187,8 +187,12 @@ def spoil(folder: Path, seeds: range) -> None:
         file.write_bytes(original)
 
 
-def test_no_change_of_a_file_ends_the_process_or_is_answered_with_what_does_not_exist(folder):
-    process = multiprocessing.get_context("spawn").Process(target=spoil, args=(folder, range(60)))
+@pytest.mark.parametrize("changes", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_no_change_of_a_file_ends_the_process_or_is_answered_with_what_does_not_exist(
+    folder, changes
+):
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=spoil, args=(folder, range(changes)))
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -275,13 +279,14 @@ def answers(folder: Path) -> list[object]:
     return [list(hits) for hits in index.search_vectors(QUERIES, k=20)]
 
 
-def test_a_flipped_bit_in_what_is_read_is_never_answered_from(folder):
+@pytest.mark.parametrize("flips", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_flipped_bit_in_what_is_read_is_never_answered_from(folder, flips):
     random, expected = np.random.default_rng(0), answers(folder)
     for file in sorted(
         file for file in folder.rglob("*") if file.is_file() and file.stat().st_size
     ):
         original = file.read_bytes()
-        for place in random.integers(len(original), size=8):
+        for place in random.integers(len(original), size=flips):
             flipped = bytearray(original)
             flipped[place] ^= 1 << int(random.integers(8))
             file.write_bytes(flipped)

@@ -26,9 +26,15 @@ def pickled(thing: Any) -> Any:
     return pickle.loads(pickle.dumps(thing))  # noqa: S301
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory) -> Path:
+    """The folder of an index, for copies that tests change."""
+    return create(tmp_path_factory.mktemp("template") / "index").folder
+
+
 @pytest.fixture
-def index(tmp_path) -> Index:
-    return create(tmp_path / "index")
+def index(template, tmp_path) -> Index:
+    return Index.open(shutil.copytree(template, tmp_path / "index"))
 
 
 CHANGES: dict[str, Callable[[Index], object]] = {

@@ -76,7 +76,7 @@ def indexes(tmp_path_factory) -> dict[str, Index]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(
     name=st.sampled_from(["plain", "modalities", "changed", "learned", "codes"]),
     k=st.sampled_from([1, 3, 10, 60, 200]),

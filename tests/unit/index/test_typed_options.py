@@ -69,11 +69,13 @@ def report(tmp_path_factory) -> dict[int, str]:
     return errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(WRONG_CALLS)), ids=WRONG_CALLS.__getitem__)
 def test_a_wrong_call_is_an_error(report, number):
     assert number + 4 in report
 
 
+@pytest.mark.slow
 def test_right_calls_are_none(report):
     assert {line: message for line, message in report.items() if line > 3 + len(WRONG_CALLS)} == {}
 

@@ -6,7 +6,7 @@ import math
 import shutil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -209,7 +209,6 @@ def test_of_a_long_query_only_rare_words_count(many, monkeypatch):
     words=st.lists(st.sampled_from([*KINDS, *COLOURS, "7", "number"]), min_size=1, max_size=4),
     size=st.integers(1, 40),
 )
-@settings(max_examples=25)
 def test_pages_and_conditions_keep_the_order_that_words_give(many, words, size):
     text = " ".join(words)
     whole = texts_of(many.search(text, k=100))

@@ -67,6 +67,7 @@ def test_a_change_is_forwarded_to_the_first_worker_with_its_errors(folder, tmp_p
         assert alone.post("/v1/search", json={"text": "a drum"}).status_code == 200
 
 
+@pytest.mark.slow
 def test_workers_share_a_port_and_a_change_of_any_is_seen_by_all(folder):
     command = [sys.executable, "-c", PROGRAM, "serve", folder, "--port", "0", "--workers", "2"]
     with (
