@@ -17,8 +17,8 @@ from genius_search.config import DEFAULT_SEARCH
 from genius_search.data.mbeir import MBeir, read_queries
 from genius_search.errors import UsageError
 from genius_search.index.evaluate import AVERAGE, Evaluated
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
-from genius_search.index.request import SearchHit
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig, preset
 from genius_search.records import TASKS, task_name

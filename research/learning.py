@@ -41,7 +41,6 @@ from genius_search.nn.codebooks import StoredQuantizer, normalize
 from genius_search.progress import Silent
 from genius_search.recipe import preset
 from genius_search.records import Modality, Query, did_of, qid_of
-from genius_search.search.rank import QueryVectors
 from genius_search.training.generator import train_generator
 from research.bench.given import Given, read_given
 from research.bench.measure import use_one_thread
@@ -206,8 +205,7 @@ def generate(model: Genius, index: Index, queries: Queries) -> Scores:
     scores = np.full((len(queries), len(index)), -np.inf, dtype=np.float32)
     for start in range(0, len(queries), BATCH):
         asked = [
-            EncodedQuery(QueryVectors.of_vector(query), GENERATED, start + number)
-            for number, query in enumerate(queries[start : start + BATCH])
+            [EncodedQuery.of_vector(query, GENERATED)] for query in queries[start : start + BATCH]
         ]
         for number, result in enumerate(searcher.search_encoded(asked), start=start):
             for hit in result.hits:

@@ -34,8 +34,9 @@ from genius_search.nn.generator import Generator
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
 from genius_search.records import candidate_number, query_number
+from genius_search.search import rank
 from genius_search.search.beam import find_beams, rank_items
-from genius_search.search.rank import Evidence, Ranking
+from genius_search.search.rank import Evidence
 from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.codebooks import encode_features, fuse_features
 from genius_search.training.generator import augment
@@ -83,7 +84,7 @@ class Baseline:
 
     def search(
         self, table: IdTable, queries: Float[Tensor, "queries dim"], *, beam: int, k: int
-    ) -> Iterator[Ranking]:
+    ) -> Iterator[rank.Candidates]:
         """Yield the ranking of each query, in the generator's order; items are places in the pool.
 
         ``queries`` are the model's fused embeddings.

@@ -222,13 +222,16 @@ def find_rows(
 
     def encode(queries: Queries) -> list[EncodedQuery]:
         if not where:
-            return searcher.encode_vectors(queries, K)
-        return searcher.encode([SearchRequest(vector=query, k=K, where=where) for query in queries])
+            encoded = searcher.encode_vectors(queries, K)
+        else:
+            requests = [SearchRequest(vector=query, k=K, where=where) for query in queries]
+            encoded = searcher.encode(requests)
+        return [query for [query] in encoded]
 
     def find(queries: Queries) -> Found:
         encoded = encode(queries)
         rows = np.full((len(queries), K), -1)
-        for own, ranking in zip(rows, searcher.rank(encoded, at_least=1), strict=True):
+        for own, ranking in zip(rows, searcher.rank(encoded), strict=True):
             own[: len(ranking.items)] = ranking.items
         return rows
 

@@ -14,15 +14,10 @@ if TYPE_CHECKING:
     from genius_search.config import PAPER_SEARCH, SearchConfig, SearchSettings
     from genius_search.errors import GeniusError
     from genius_search.index.filters import Filter
+    from genius_search.index.hits import Hits, SearchHit
     from genius_search.index.index import Index
     from genius_search.index.pool import NewItem
-    from genius_search.index.request import (
-        Hits,
-        SearchHit,
-        SearchOptions,
-        SearchPart,
-        SearchRequest,
-    )
+    from genius_search.index.request import SearchOptions, SearchPart, SearchRequest
     from genius_search.model import Genius
     from genius_search.recipe import FitConfig, preset
     from genius_search.records import Candidate, Modality, Query
@@ -59,13 +54,8 @@ _HOMES = {
     "genius_search.index.filters": ("Filter",),
     "genius_search.index.index": ("Index",),
     "genius_search.index.pool": ("NewItem",),
-    "genius_search.index.request": (
-        "Hits",
-        "SearchHit",
-        "SearchOptions",
-        "SearchPart",
-        "SearchRequest",
-    ),
+    "genius_search.index.hits": ("Hits", "SearchHit"),
+    "genius_search.index.request": ("SearchOptions", "SearchPart", "SearchRequest"),
     "genius_search.model": ("Genius",),
     "genius_search.records": ("Candidate", "Modality", "Query"),
     "genius_search.training.fit": ("fit",),

@@ -29,6 +29,8 @@ MAX_SHOWN_CHARACTERS: Final = 60
 """Maximum number of characters of a value that an error message shows."""
 REAL_DTYPES: Final = "fiu"
 """``dtype.kind`` of NumPy's real numbers: floats, signed and unsigned integers."""
+MAX_HITS: Final = 10**9
+"""Maximum of ``k``, ``offset`` and ``beam`` in a request."""
 
 
 def as_path(path: str | os.PathLike[str]) -> Path:
@@ -221,6 +223,14 @@ def _type_name(array: np.ndarray, values: Any) -> str:
     if str(array.dtype) == "|V2":
         return "|V2 (bytes, as NumPy saves bfloat16)"
     return str(array.dtype)
+
+
+def check_range(name: str, number: int, minimum: int) -> None:
+    """Raise :class:`UsageError` unless a number is between its minimum and :data:`MAX_HITS`."""
+    if not minimum <= number <= MAX_HITS:
+        raise UsageError(
+            f"{name} is {number}, it must be at least {minimum} and at most {MAX_HITS}"
+        )
 
 
 def as_matrix(values: Any, name: str) -> Shaped[np.ndarray, "rows dim"]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from genius_search.config import PAPER_SEARCH
-from genius_search.index.encode import EncodedQuery
 from genius_search.nn.coder import Coder
 from genius_search.nn.generator import Generator
 from genius_search.nn.packed import pack
@@ -17,7 +16,7 @@ from genius_search.progress import Silent
 from genius_search.recipe import GeneratorConfig
 from genius_search.search.beam import GeometricDecoder, GuidedDecoder
 from genius_search.search.kernel import open_compiled_search, search_segments
-from genius_search.search.rank import CodeRanker, Evidence, QueryVectors
+from genius_search.search.rank import CodeRanker, Evidence, SearchQuery
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import Quantized, StoredVectors, quantize
 from genius_search.training.codebooks import fit_codebooks
@@ -86,9 +85,7 @@ class Pool:
         vectors = None if bits is None else [self.stored(bits)]
         restriction = None if allowed is None else (allowed,)
         encoded = [
-            EncodedQuery(
-                QueryVectors.of_vector(query), K, beam=10, level0=level0, restriction=restriction
-            )
+            SearchQuery(query, query, K, beam=10, level0=level0, restriction=restriction)
             for query in queries
         ]
         found = search_segments(

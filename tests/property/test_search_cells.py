@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from genius_search import Index
-from genius_search.index.encode import EncodedQuery
 from genius_search.native import build
 from genius_search.nn.codebooks import normalize
 from genius_search.nn.fine import (
@@ -24,7 +23,7 @@ from genius_search.records import Modality
 from genius_search.search import kernel
 from genius_search.search.cells import rank_cells
 from genius_search.search.kernel import open_compiled_search
-from genius_search.search.rank import QueryVectors
+from genius_search.search.rank import SearchQuery
 from genius_search.search.vectors import decode_lengths, dequantize, fit_scales, quantize
 
 NUM_QUERIES = 8
@@ -68,8 +67,9 @@ def drawn(request, tmp_path_factory):
     restrictions = [None, searcher.snapshot.restrict(masks(searcher.snapshot, random))]
     level0 = [frozenset(), *searcher._encoder._level0.values()]
     queries = [
-        EncodedQuery(
-            QueryVectors.of_vector(normalize(vector)),
+        SearchQuery(
+            normalize(vector),
+            normalize(vector),
             10,
             number,
             level0=level0[number % len(level0)],
@@ -110,7 +110,9 @@ def test_the_library_finds_the_items_and_scores_of_the_plain_search(library, dra
 def locations(ranking):
     """Return segment, row and row of the ID of each item."""
     return [
-        *zip(ranking.segments.tolist(), ranking.items.tolist(), ranking.rows.tolist(), strict=True)
+        *zip(
+            ranking.segments.tolist(), ranking.items.tolist(), ranking.id_rows.tolist(), strict=True
+        )
     ]
 
 

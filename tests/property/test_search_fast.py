@@ -11,7 +11,6 @@ import torch
 
 from genius_search.config import PAPER_SEARCH
 from genius_search.errors import ArtifactMismatch
-from genius_search.index.encode import EncodedQuery
 from genius_search.native import build
 from genius_search.nn.generator import Generator
 from genius_search.nn.packed import pack
@@ -20,7 +19,7 @@ from genius_search.recipe import GeneratorConfig
 from genius_search.search import kernel
 from genius_search.search.beam import GeometricDecoder, GuidedDecoder
 from genius_search.search.kernel import CompiledSearch, open_compiled_search, search_segments
-from genius_search.search.rank import CodeRanker, Evidence, QueryVectors
+from genius_search.search.rank import CodeRanker, Evidence, SearchQuery
 from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import Quantized, StoredVectors, quantize, stored_width
 
@@ -146,7 +145,7 @@ class Drawn:
 
     def find(self, fast=None):
         queries = [
-            EncodedQuery(QueryVectors.of_vector(vector), **limits)
+            SearchQuery(vector, vector, **limits)
             for vector, limits in zip(self.queries.numpy(), self.limits, strict=True)
         ]
         return search_segments(
@@ -185,7 +184,7 @@ def assert_same(drawn: Drawn, found, expected, note: object) -> None:
         for hit in mine.keys() | theirs.keys():
             if hit in mine and hit in theirs:
                 here, there = mine[hit], theirs[hit]
-                assert one.rows[here] == other.rows[there], note
+                assert one.id_rows[here] == other.id_rows[there], note
                 np.testing.assert_allclose(
                     one.scores[here], other.scores[there], rtol=1e-6, atol=error
                 )
@@ -352,7 +351,7 @@ def test_damaged_tables_are_refused(compiled):
         )
         query = random.standard_normal((1, 3)).astype(np.float32)
         try:
-            encoded = EncodedQuery(QueryVectors.of_vector(query[0]), 30, beam=2)
+            encoded = SearchQuery(query[0], query[0], 30, beam=2)
             (found,) = fast.search([SearchSegment(table)], [encoded], config, Evidence())
         except (ArtifactMismatch, IndexError):  # NumPy finds starts that are out of range
             refused += 1
@@ -404,7 +403,7 @@ def test_stored_embeddings_are_compared_as_the_vectors_they_stand_for(
         evidence = Evidence(ranker, stored, is_raw, known)
         for k in (1, 100):
             encoded = [
-                EncodedQuery(QueryVectors(fused, compared, compared), k, beam=max(k, 10))
+                SearchQuery(fused, compared, k, beam=max(k, 10))
                 for fused, compared in zip(queries, others, strict=True)
             ]
             expected = search_segments(
@@ -484,10 +483,7 @@ class NearQueries:
             shortlist=shortlist,
             density_weight=density_weight,
         )
-        queries = [
-            EncodedQuery(QueryVectors.of_vector(query), self.ITEMS, beam=self.ITEMS)
-            for query in self.queries
-        ]
+        queries = [SearchQuery(query, query, self.ITEMS, beam=self.ITEMS) for query in self.queries]
         return search_segments(
             lambda: GeometricDecoder(
                 [torch.from_numpy(table) for table in self.ranker.tables()],
@@ -570,7 +566,7 @@ def test_stored_embeddings_of_other_widths_and_counts_are_refused(compiled):
         stored = [drawn_vectors(random, bits, shape)]
         segments, given = [SearchSegment(table)], Evidence(embeddings=stored)
         assert fast.supports(segments, config, stored)
-        encoded = EncodedQuery(QueryVectors.of_vector(query[0]), 3, beam=3)
+        encoded = SearchQuery(query[0], query[0], 3, beam=3)
         fast.search(segments, [encoded], config, given)
 
     for bits in (1, 2, 4, 8, 16):

@@ -39,8 +39,8 @@ from genius_search.errors import ArtifactError, BadData, UsageError, plural
 
 if TYPE_CHECKING:
     from genius_search.index.explain import Explanation, Sibling
+    from genius_search.index.hits import Hits
     from genius_search.index.index import Index
-    from genius_search.index.request import Hits
 
 MAX_SYNC_WAIT_SECONDS: Final = 10.0
 """Maximum wait for another process that brings the index of a folder up to date."""
@@ -319,7 +319,7 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
         """Search an index or explain an item, print the result, and return the exit status."""
         from genius_search.config import SearchConfig
         from genius_search.index.index import current_state
-        from genius_search.index.query import adjust_settings
+        from genius_search.index.settings import adjust_settings
 
         # Flags take precedence over the file, and the file over the settings of the index.
         file_config = SearchConfig() if self.config is None else read_search_toml(self.config)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from genius_search.errors import BadImage
-from genius_search.index.request import SearchHit
+from genius_search.index.hits import SearchHit
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -25,6 +25,7 @@ from genius_search.config import SearchConfig
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.build import ChangeSummary, add_pool
 from genius_search.index.filters import check_fields
+from genius_search.index.hits import Hits, HitsOfQueries, SearchHit
 from genius_search.index.index import Index, current_state
 from genius_search.index.info import CheckReport
 from genius_search.index.items import Item
@@ -44,15 +45,7 @@ from genius_search.index.pool import (
     picture_bytes,
     read_new_item,
 )
-from genius_search.index.request import (
-    Hits,
-    HitsOfQueries,
-    SearchHit,
-    SearchOptions,
-    SearchPart,
-    SearchRequest,
-    as_request,
-)
+from genius_search.index.request import SearchOptions, SearchPart, SearchRequest, as_request
 from genius_search.index.roots import innermost_root, new_root
 from genius_search.index.store import CLUSTER, Roots, absolute_folder, refuse_links
 from genius_search.index.writer import Deleted, open_writer

@@ -29,8 +29,9 @@ from genius_search.index.columns import (
     read_column,
     sort_key,
 )
+from genius_search.index.hits import CutOff, FacetValue, Hits, SearchHit
 from genius_search.index.listing import as_filter, item_masks, stored_vectors
-from genius_search.index.request import CutOff, FacetValue, Hits, SearchHit, SearchRequest
+from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Location, Snapshot, check_files_on_error
 
 if TYPE_CHECKING:

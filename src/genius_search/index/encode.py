@@ -1,24 +1,24 @@
-"""From search requests to encoded queries: their vectors, words, and the items they may find."""
+"""Turn requests into encoded queries: vectors, matching words, and the items they may find."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 
-from genius_search.border import SHORTEST_VECTOR, as_numbers
+from genius_search.border import SHORTEST_VECTOR, as_numbers, check_range
 from genius_search.config import SearchSettings
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.contents import encode_contents
 from genius_search.encoders.passages import query_passages
 from genius_search.errors import UsageError
-from genius_search.index.request import SearchPart, SearchRequest, Vector, check_range
+from genius_search.index.request import SearchPart, SearchRequest, Vector
 from genius_search.index.score import RANGE_DEPTH, count_words, covers_request
 from genius_search.index.snapshot import Location, Snapshot, check_files_on_error
 from genius_search.index.store import Calibration
@@ -33,7 +33,7 @@ from genius_search.index.words import (
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
 from genius_search.records import Modality, instructed
-from genius_search.search.rank import QueryVectors
+from genius_search.search.rank import SearchQuery
 from genius_search.search.table import Restriction
 
 if TYPE_CHECKING:
@@ -46,47 +46,43 @@ MIN_SUM_LENGTH: Final = 1e-4
 weight."""
 QUERY_KEY: Final = ItemKey("query", "")
 """Key that encoders get for every query; only precomputed features need keys of items."""
-NO_VECTORS: Final = QueryVectors.of_vector(np.zeros(0, dtype=np.float32))
-"""Vectors of a query that is not encoded yet."""
+NO_VECTOR: Final = np.zeros(0, dtype=np.float32)
+"""Vector of a query that is not encoded yet."""
 
 ContentKey: TypeAlias = tuple[int, str]
 """Identity of an image (of None without one), and a text. Equal keys are encoded once."""
 
-PartSource: TypeAlias = list[ContentKey] | QueryVectors
+PartVectors: TypeAlias = tuple[Float32[np.ndarray, " dim"], Float32[np.ndarray, " dim"]]
+"""The fused embedding and the feature of a part of a query."""
+PartSource: TypeAlias = list[ContentKey] | PartVectors
 """The contents of a part of a query, one for each passage; or vectors that need no encoding."""
 
 
-class EncodedQuery(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class EncodedQuery(SearchQuery):
     """A request, or its part for one modality, ready for a search.
 
-    It is a :class:`genius_search.search.rank.SearchQuery` that also knows how its hits are scored.
+    A search of segments reads the fields of :class:`SearchQuery`. Those added here change the
+    scores of its candidates, and say what hits show.
     """
 
-    vectors: QueryVectors
-    k: int
-    """Number of hits."""
-    request_number: int = 0
-    """Position of the request; the queries of one request follow one another."""
-    level0: frozenset[int] = frozenset()
-    """Allowed codes at level 0; empty allows any."""
-    restriction: Restriction | None = None
-    """Allowed items; None allows all that are not deleted."""
-    beam: int | None = None
-    """Beam width instead of the configured width."""
+    feature: Float32[np.ndarray, " dim"]
+    """The encoder's feature, with which the queries of choices are compared. Training a fusion
+    does not change it."""
     words: WordMatches | None = None
     """Items that contain words of the query; None if words do not count."""
-    score_range: float = 0.0
-    """The best score by meaning minus the hundredth; words raise items by shares of it."""
-    choice_shares: Mapping[Location, float] = MappingProxyType({})
+    choice_shares: Mapping[Location, float] = field(default_factory=dict)
     """Shares of items that were chosen for similar queries (:mod:`genius_search.index.learned`)."""
-    has_probabilities: bool = True
-    """Whether a calibration, if there is one, applies to the scores of this query."""
-    shows_probabilities: bool = True
-    """Whether the calibration was measured on queries like this one, so that hits show them."""
-    has_least_scores: bool = False
-    """Whether hits show the least score of good first hits."""
-    is_modality_part: bool = False
-    """Whether the request became several queries, one for each modality."""
+    has_parts: bool = False
+    """Whether it is a sum of weighted parts, whose scores have no probabilities."""
+    is_measured: bool = False
+    """Whether the calibration, or without one the least scores, were measured with queries like
+    this one, so that hits show them."""
+
+    @staticmethod
+    def of_vector(vector: Float32[np.ndarray, " dim"], k: int) -> EncodedQuery:
+        """Return a query for ``k`` hits with one vector as embedding and feature."""
+        return EncodedQuery(vector, vector, k, feature=vector)
 
     @property
     def raised_locations(self) -> Int64[np.ndarray, " items"]:
@@ -124,6 +120,7 @@ class QueryEncoder:
         self._common_level0 = model.level0_codes(Modality.TEXT) if has_one_code else frozenset()
         has_raw = snapshot.manifest.embeddings == "raw"
         self._compares_features = has_raw and settings.rerank == "embeddings"
+        self._dim = model.dim
         # The generator decodes every raised item, so it gets fewer.
         decodes = model.uses_generator(settings)
         self._max_raised = RANGE_DEPTH if decodes else MAX_RAISED_ITEMS
@@ -135,12 +132,13 @@ class QueryEncoder:
         pairs = [(query, item) for query in Modality for item in Modality]
         return {pair: self._model.instruction_for(*pair) for pair in pairs}
 
-    def encode(self, requests: Sequence[SearchRequest]) -> list[EncodedQuery]:
-        """Encode requests without alternatives: all images in one batch, all texts in another.
+    def encode(self, requests: Sequence[SearchRequest]) -> list[list[EncodedQuery]]:
+        """Return the queries of each request, which has no alternatives.
 
-        Without modality and instruction, a request becomes a query for each modality of the index:
-        scores of items of different modalities are hard to compare, because encoders place images
-        and texts in different regions. Otherwise it becomes one query.
+        All images are encoded in one batch, all texts in another. Without modality and instruction,
+        a request becomes a query for each modality of the index: scores of items of different
+        modalities are hard to compare, because encoders place images and texts in different
+        regions. Otherwise it becomes one query.
 
         Raises
         ------
@@ -148,48 +146,62 @@ class QueryEncoder:
             A request has no query, refers to an item or a field that is not in the index, or its
             parts cancel out. All but the last are checked before anything is encoded.
         """
-        queries: list[EncodedQuery] = []
-        targets: list[tuple[SearchRequest, Modality]] = []
         if not self._snapshot.segments:
-            return [
-                EncodedQuery(NO_VECTORS, request.k, number)
-                for number, request in enumerate(requests)
-            ]
+            return [[_query_without_vectors(request)] for request in requests]
+        divided: list[list[EncodedQuery]] = []
+        targets: list[tuple[SearchRequest, Modality]] = []
         with check_files_on_error(self._snapshot):
-            for number, request in enumerate(requests):
+            for request in requests:
                 modalities = self._modalities_of(request)
-                queries += self._divide_request(number, request, modalities)
+                divided.append(self._divide_request(request, modalities))
                 targets += [
                     (request, modality or self._snapshot.modalities[0]) for modality in modalities
                 ]
-        all_vectors = self._embed(targets)
+        all_vectors = iter(self._embed(targets))
         return [
-            query._replace(vectors=vectors)
-            for query, vectors in zip(queries, all_vectors, strict=True)
+            [self._with_vectors(query, *next(all_vectors)) for query in queries]
+            for queries in divided
         ]
 
-    def encode_vectors(self, vectors: Iterable[Vector], k: int) -> list[EncodedQuery]:
-        """Encode requests for ``k`` hits of a vector alone, as :meth:`encode` does."""
+    def encode_vectors(self, vectors: Iterable[Vector], k: int) -> list[list[EncodedQuery]]:
+        """Return the queries of requests for ``k`` hits of a vector, as :meth:`encode` does."""
         check_range("k", k, 1)
         arrays = [as_numbers(vector, "the query's vector") for vector in vectors]
         if not self._snapshot.segments:
-            return [EncodedQuery(NO_VECTORS, k, number) for number in range(len(arrays))]
-        return [
-            EncodedQuery(embedded, k, number, *properties)
-            for number, embedded in enumerate(map(self._vectors_of_feature, arrays))
-            for properties in self._properties_of_vectors
-        ]
+            return [[EncodedQuery.of_vector(NO_VECTOR, k)] for _ in arrays]
+        all_queries = []
+        for array in arrays:
+            fused, feature = self._vectors_of_feature(array)
+            compared = feature if self._compares_features else fused
+            all_queries.append(
+                [
+                    EncodedQuery(fused, compared, k, feature=feature, **limits)
+                    for limits in self._limits_of_vectors
+                ]
+            )
+        return all_queries
 
     @cached_property
-    def _properties_of_vectors(self) -> list[tuple[Any, ...]]:
-        """The common properties of queries for a vector alone: all but their first three values.
+    def _limits_of_vectors(self) -> list[dict[str, Any]]:
+        """The fields of queries for a vector alone, except vectors and ``k``.
 
-        There is one for each modality that such a request is divided into.
+        There is one set for each modality that such a request is divided into.
         """
         with check_files_on_error(self._snapshot):
             request = SearchRequest(vector=(0.0,))
-            queries = self._divide_request(0, request, self._modalities_of(request))
-        return [query[3:] for query in queries]
+            queries = self._divide_request(request, self._modalities_of(request))
+        names = ("level0", "restriction", "is_measured")
+        return [{name: getattr(query, name) for name in names} for query in queries]
+
+    def _with_vectors(
+        self,
+        query: EncodedQuery,
+        fused: Float32[np.ndarray, " dim"],
+        feature: Float32[np.ndarray, " dim"],
+    ) -> EncodedQuery:
+        """Return a query with its vectors."""
+        compared = feature if self._compares_features else fused
+        return dataclasses.replace(query, fused=fused, compared=compared, feature=feature)
 
     def _modalities_of(self, request: SearchRequest) -> list[Modality | None]:
         """Return the modalities that a request is divided into; None stands for all of them."""
@@ -200,29 +212,26 @@ class QueryEncoder:
         return [None]
 
     def _divide_request(
-        self, number: int, request: SearchRequest, modalities: Sequence[Modality | None]
+        self, request: SearchRequest, modalities: Sequence[Modality | None]
     ) -> list[EncodedQuery]:
         """Return a query for each modality, without vectors."""
-        calibration = self._calibration
         words = self._find_words(request)
-        undivided = EncodedQuery(
-            NO_VECTORS,
-            request.k + request.offset,
-            number,
+        if self._calibration is None:
+            is_measured = has_least_scores(request, words)
+        else:
+            is_measured = covers_request(self._calibration, request)
+        undivided = dataclasses.replace(
+            _query_without_vectors(request),
             level0=self._common_level0,
-            beam=request.beam,
             words=words,
-            has_probabilities=not request.parts,
-            shows_probabilities=calibration is not None and covers_request(calibration, request),
-            has_least_scores=has_least_scores(request, words),
-            is_modality_part=len(modalities) > 1,
+            is_measured=is_measured,
         )
         if modalities == [None] and request.filter is None:
             return [undivided]
         queries = []
         for modality in modalities:
             level0, restriction = self._limit_items(request, modality)
-            queries.append(undivided._replace(level0=level0, restriction=restriction))
+            queries.append(dataclasses.replace(undivided, level0=level0, restriction=restriction))
         return queries
 
     def _limit_items(
@@ -253,8 +262,8 @@ class QueryEncoder:
             return None
         return find_word_matches(self._snapshot, text, max_raised=self._max_raised)
 
-    def _embed(self, targets: Sequence[tuple[SearchRequest, Modality]]) -> list[QueryVectors]:
-        """Return the vectors of requests.
+    def _embed(self, targets: Sequence[tuple[SearchRequest, Modality]]) -> list[PartVectors]:
+        """Return the vectors of requests, the sums of those of their parts.
 
         Parameters
         ----------
@@ -310,7 +319,7 @@ class QueryEncoder:
 
     def _encode_sources(
         self, all_sources: Sequence[Sequence[PartSource]], images: Mapping[int, Image.Image]
-    ) -> dict[ContentKey, QueryVectors]:
+    ) -> dict[ContentKey, PartVectors]:
         """Encode the contents of all sources in one batch; equal contents are encoded once."""
         keys: dict[ContentKey, None] = {}
         for sources in all_sources:
@@ -321,31 +330,26 @@ class QueryEncoder:
         vectors = self._encode_contents(contents) if contents else []
         return dict(zip(keys, vectors, strict=True))
 
-    def _encode_contents(self, contents: Sequence[Content]) -> list[QueryVectors]:
+    def _encode_contents(self, contents: Sequence[Content]) -> list[PartVectors]:
         """Encode images, texts, or both."""
         image, text = encode_contents(self._model.encoder, contents, QUERY_KEY)
-        fused = self._model.fuse(image, text)
-        features = normalize(image + text)
-        compared = features if self._compares_features else fused
-        return [*map(QueryVectors, fused, compared, features)]
+        return [*zip(self._model.fuse(image, text), normalize(image + text), strict=True)]
 
-    def _vectors_of_feature(self, vector: np.ndarray) -> QueryVectors:
+    def _vectors_of_feature(self, vector: np.ndarray) -> PartVectors:
         """Return the vectors of a query by vector, which is read as the feature of a text."""
-        dim = self._model.dim
-        if vector.shape != (dim,):
+        if vector.shape != (self._dim,):
             raise UsageError(
                 f"the query's vector is {vector.dtype} of shape {vector.shape}; "
-                f"expected {dim} numbers"
+                f"expected {self._dim} numbers"
             )
         wide = vector.astype(np.float64)  # in which large squares are finite
         length = math.sqrt(wide.dot(wide))
         if not SHORTEST_VECTOR < length < math.inf:  # False for NaN, too
             raise UsageError("the query's vector has only zeros, or a number that is not finite")
         feature = (wide / length).astype(np.float32)
-        fused = self._model.codebooks.fuse_text(feature)
-        return QueryVectors(fused, feature if self._compares_features else fused, feature)
+        return self._model.codebooks.fuse_text(feature), feature
 
-    def _vectors_of_item(self, item_id: str | int) -> QueryVectors:
+    def _vectors_of_item(self, item_id: str | int) -> PartVectors:
         """Return the vectors of an item as a query: its embedding, or the vector of its ID."""
         ranker = self._model.ranker
         with check_files_on_error(self._snapshot):
@@ -353,12 +357,22 @@ class QueryEncoder:
             evidence = self._snapshot.evidence(ranker)
             [of_codes] = normalize(ranker.vectors(self._snapshot.id_at(location)[None]))
             if evidence.embeddings is None:
-                return QueryVectors.of_vector(of_codes)
+                return of_codes, of_codes
             read_rows = evidence.embeddings[location.segment]
             [stored] = normalize(as_floats(read_rows(np.array([location.row]))))
-        if not evidence.is_raw:
-            return QueryVectors.of_vector(stored)
-        return QueryVectors(of_codes, stored if self._compares_features else of_codes, stored)
+        return of_codes if evidence.is_raw else stored, stored
+
+
+def _query_without_vectors(request: SearchRequest) -> EncodedQuery:
+    """Return a request as a query that is not encoded yet."""
+    return EncodedQuery(
+        NO_VECTOR,
+        NO_VECTOR,
+        request.k + request.offset,
+        request.beam,
+        feature=NO_VECTOR,
+        has_parts=bool(request.parts),
+    )
 
 
 def has_least_scores(request: SearchRequest, words: WordMatches | None) -> bool:
@@ -379,15 +393,16 @@ def _open_image(part: SearchPart, images: dict[int, Image.Image]) -> None:
         images[id(part.image)] = as_image(part.image, shortest_side=SHORTEST_SIDE)
 
 
-def _mean(passages: Sequence[QueryVectors]) -> QueryVectors:
+def _mean(passages: Sequence[PartVectors]) -> PartVectors:
     """Return the normalised mean of the passages' vectors; a single passage stays as it is."""
     if len(passages) == 1:
         return passages[0]
     stacked = np.stack([np.stack(vectors) for vectors in passages])
-    return QueryVectors(*normalize(stacked.mean(axis=0)))
+    fused, feature = normalize(stacked.mean(axis=0))
+    return fused, feature
 
 
-def _weighted_sum(parts: Sequence[SearchPart], vectors: Sequence[QueryVectors]) -> QueryVectors:
+def _weighted_sum(parts: Sequence[SearchPart], vectors: Sequence[PartVectors]) -> PartVectors:
     """Return the sum of the parts' vectors by their weights, scaled to unit length."""
     weights = np.array([part.weight for part in parts], dtype=np.float32)
     stacked = np.stack([np.stack(part_vectors) for part_vectors in vectors])
@@ -395,4 +410,5 @@ def _weighted_sum(parts: Sequence[SearchPart], vectors: Sequence[QueryVectors]) 
     is_long = np.linalg.norm(totals, axis=-1) > MIN_SUM_LENGTH * np.abs(weights).max()
     if not is_long.all():
         raise UsageError("the parts of the query cancel each other out; change their weights")
-    return QueryVectors(*normalize(totals))
+    fused, feature = normalize(totals)
+    return fused, feature

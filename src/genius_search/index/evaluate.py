@@ -21,7 +21,6 @@ from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
 from genius_search.progress import Progress
 from genius_search.records import task_name
-from genius_search.search.rank import QueryVectors
 from genius_search.training.records import embed_queries
 
 Qrels: TypeAlias = Mapping[str, Mapping[str, int]]
@@ -220,9 +219,7 @@ def _search_in_batches(
 ) -> Iterator[SearchResult]:
     for start in range(0, len(queries), QUERIES_PER_BATCH):
         batch = queries[start : start + QUERIES_PER_BATCH]
-        yield from searcher.search_encoded(
-            [query._replace(request_number=number) for number, query in enumerate(batch)]
-        )
+        yield from searcher.search_encoded([[query] for query in batch])
 
 
 def search_methods(model: Genius, snapshot: Snapshot) -> dict[str, SearchConfig]:
@@ -249,8 +246,8 @@ def _encode(
     is_raw = snapshot.manifest.embeddings == "raw"
     compared = normalize(features.total()) if is_raw else fused
     return qids, [
-        EncodedQuery(QueryVectors(*vectors), RANKING_DEPTH)
-        for vectors in zip(fused, compared, compared, strict=True)
+        EncodedQuery(embedding, vector, RANKING_DEPTH, feature=vector)
+        for embedding, vector in zip(fused, compared, strict=True)
     ]
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.snapshot import Location, check_files_on_error
 from genius_search.nn.codebooks import as_floats
-from genius_search.search.rank import Ranking
+from genius_search.search.rank import Candidates
 from genius_search.search.table import (
     Children,
     Restriction,
@@ -84,7 +85,7 @@ class _ItemRanking(NamedTuple):
     """A query's ranking, and the position of an item in it."""
 
     query: EncodedQuery
-    ranking: Ranking
+    ranking: Candidates
     position: int | None
     """None if the item was not reached."""
 
@@ -112,7 +113,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str | i
         levels = follow_id(
             snapshot.search_segments,
             codes,
-            score_codes(searcher, query.vectors.fused, codes, query.level0),
+            score_codes(searcher, query.fused, codes, query.level0),
             level0=query.level0,
             restriction=query.restriction,
             has_probabilities=searcher.model.uses_generator(searcher.config),
@@ -144,7 +145,8 @@ def _encode_alternatives(
     if is_open and splits_modalities:
         # The queries for other modalities cannot find the item.
         request = dataclasses.replace(request, modality=item.modality)
-    queries = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
+    encoded = searcher.encode(dataclasses.replace(request, hybrid=False).alternatives())
+    queries = [*chain.from_iterable(encoded)]
     return [query for query in queries if level0_code in query.level0] or queries[:1]
 
 
@@ -180,9 +182,9 @@ def _choices_of_item(
 ) -> list[Choice]:
     """Return the similar logged queries that raise an item."""
     choices = searcher.choices
-    if not choices or location not in choices.shares(query.vectors.feature[None])[0]:
+    if not choices or location not in choices.shares(query.feature[None])[0]:
         return []
-    [nearest] = choices.nearest(query.vectors.feature[None])
+    [nearest] = choices.nearest(query.feature[None])
     return [choice for choice in nearest if choice.chosen == item.id]
 
 

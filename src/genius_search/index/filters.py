@@ -1,4 +1,4 @@
-"""Filters: conditions on the fields of items, words of their texts, ids.
+"""Parse conditions such as ``price<20`` into a :class:`Filter`, and find the items that meet them.
 
 A condition is ``FIELD OPERATOR VALUE``, for example ``price<20``, ``brand=acme``,
 ``colour in red,blue`` or ``title~umbrella``. Fields are the keys of the JSON object that came with

@@ -1,7 +1,8 @@
-"""Replacing the model of an index that was created with an encoder, and all IDs with it.
+"""Fit or train the model of an index again, and replace the model with all IDs in one commit.
 
 :func:`refit_index` fits codebooks to the items; :func:`fit_index` trains on queries with answers.
-Either writes all items with the new IDs, and commits the new state with its model in one step.
+Either writes all items with the new IDs. Only an index that was created with an encoder has such a
+model.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ from genius_search.index.calibrate import (
 )
 from genius_search.index.encode import EncodedQuery
 from genius_search.index.items import Item
-from genius_search.index.query import SnapshotSearcher, default_settings
+from genius_search.index.query import SnapshotSearcher
+from genius_search.index.settings import default_settings
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.source import (
     draw_embeddings,
@@ -65,7 +67,6 @@ from genius_search.nn.codebooks import normalize, sum_features
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig
 from genius_search.records import Modality, Query, did_of, instructed, qid_of
-from genius_search.search.rank import QueryVectors
 from genius_search.training.codebooks import FITTED_ITEMS, fit_codebooks, query_metric
 from genius_search.writing import new_folder, sync, sync_tree
 
@@ -149,12 +150,15 @@ class _HeldOut(NamedTuple):
             modality = [*Modality][code]
             level0 = model.level0_codes(modality) if model.level0_is_exact else frozenset()
             encoded.append(
-                EncodedQuery(
-                    QueryVectors(fused[number], evidence[number], evidence[number]),
-                    NUM_FIRST_HITS,
-                    request_number=number,
-                    level0=level0,
-                )
+                [
+                    EncodedQuery(
+                        fused[number],
+                        evidence[number],
+                        NUM_FIRST_HITS,
+                        level0=level0,
+                        feature=evidence[number],
+                    )
+                ]
             )
         is_right = np.zeros((len(encoded), NUM_FIRST_HITS), dtype=bool)
         results = SnapshotSearcher(model, snapshot, settings).search_encoded(encoded)

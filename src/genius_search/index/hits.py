@@ -1,23 +1,237 @@
-"""The values of hits, which are read when they are first asked for."""
+"""The hits of a search: a list that prints as a table, whose values are read when asked for."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from genius_search.index.encode import EncodedQuery
+from genius_search.index.hit_table import format_html, format_table
 from genius_search.index.items import Item
-from genius_search.index.request import SearchHit, unread_hits
-from genius_search.index.score import Candidates
 from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import Segment
-from genius_search.index.words import split_words
+from genius_search.index.words import WordMatches, encode_locations, split_words
 from genius_search.picture_words import find_sources, words_about
-from genius_search.search.rank import Ranking
+from genius_search.records import Modality
+from genius_search.search.rank import Candidates
 from genius_search.text import second_at
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from genius_search.index.store import Calibration
+
+
+class HitSource(Protocol):
+    """Reads the values of hits that a search has found."""
+
+    def head(self, position: int) -> tuple[Any, ...]:
+        """Return the first values of a hit, at least rank, id and score."""
+
+    def all_values(self, position: int) -> tuple[Any, ...]:
+        """Return the values of a hit, in the order of the fields of :class:`SearchHit`."""
+
+
+class _Unread:
+    """Where a hit reads its values from: a source, and the position of the hit in it."""
+
+    __slots__ = ("_position", "_source")
+    _position: int
+    _source: HitSource
+
+
+@dataclass(frozen=True, slots=True)
+class SearchHit(_Unread):
+    """An item in the result of a search.
+
+    Its values are read when they are asked for, rank, id and score before the others, from the
+    index as it was when it was searched: later changes of the index do not change a hit. Until all
+    are read, it holds files of the index open. Copies and pickled hits have all values.
+    """
+
+    rank: int
+    """1 for the best hit."""
+    id: str
+    score: float
+    """The score that ranks the hits:
+
+    - by embeddings, the cosine of query and item, minus the weighted density of the item;
+    - by codes, the inner product with the vector of the item's ID, minus half of that vector's
+      squared norm and the weighted density, plus the weighted log-probability of the generator;
+    - without re-ranking, the log-probability of the ID;
+    - without a query, 0.
+
+    Words of the query (:func:`genius_search.index.words.find_word_matches`) and earlier choices of
+    the item (:meth:`genius_search.Index.learn`) raise the score."""
+    modality: Modality
+    text: str | None
+    image: str | None
+    """Path of the picture."""
+    fields: dict[str, Any]
+    """Name of each field -> value."""
+    codes: tuple[int, ...]
+    """The item's ID; empty without a query."""
+    log_probabilities: tuple[float, ...]
+    """Log-probability of each code that the generator decoded. There are fewer than ``codes`` if
+    decoding stopped early, and none if distances led the search (:attr:`SearchConfig.router`)."""
+    probability: float | None = None
+    """Probability that the hit is relevant, if the index was calibrated for these settings
+    (:meth:`genius_search.Index.calibrate`). None for queries that the calibration did not measure:
+    with conditions or ``parts``, of another kind, or with fewer words
+    (:attr:`Calibration.fewest_words`)."""
+    passage: str | None = None
+    """The matching passage of a long text; None for its beginning, and for short texts."""
+    least_score: float | None = None
+    """The usual minimum score of first hits, raised by words of the query like the score of this
+    hit. None if the index does not know it or is calibrated, for searches with conditions, and for
+    hits that contain all words of the query."""
+    excess: float | None = None
+    """How far the score stands out among the best of its modality
+    (:func:`genius_search.index.score.find_excess`). None if one modality was searched, or the
+    modality has too few items for a comparison."""
+
+    moment: float | None = None
+    """Second at which the best frame of a video, or the passage of subtitles, is shown; None for
+    other items."""
+    matched: tuple[str, ...] = ()
+    """Parts of a picture's description with words of the query that few items contain: ``caption``,
+    ``picture text``, ``name`` (and folders), ``keywords``, ``people``, ``date`` or ``place``."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Read the values; called only for a value that has not been read yet."""
+            if name not in SearchHit.__match_args__:
+                raise AttributeError(f"a SearchHit has no {name!r}", name=name, obj=self)
+            source = self._source
+            read = source.head if name in _HEAD else source.all_values
+            for set_value, value in zip(_SETTERS, read(self._position), strict=False):
+                set_value(self, value)
+            return getattr(self, name)
+
+
+_HEAD: Final = frozenset({"rank", "id", "score"})
+"""Values that are read before the others."""
+_SETTERS: Final = [vars(SearchHit)[name].__set__ for name in SearchHit.__match_args__]
+"""Functions that set the values of a hit, in the order of its fields."""
+_set_source: Final = vars(_Unread)["_source"].__set__
+_set_position: Final = vars(_Unread)["_position"].__set__
+
+
+def unread_hits(source: HitSource, count: int) -> list[SearchHit]:
+    """Return hits that read their values when the first is asked for."""
+    hits = [SearchHit.__new__(SearchHit) for _ in range(count)]
+    for position, hit in enumerate(hits):
+        _set_source(hit, source)
+        _set_position(hit, position)
+    return hits
+
+
+class FacetValue(NamedTuple):
+    """A value of a field, and the number of items that have it."""
+
+    value: str | int | float | bool
+    items: int
+
+
+CutOff: TypeAlias = Literal["probability", "least score", "first hits"]
+
+
+class Hits(list[SearchHit]):
+    """Hits of a search, best first: a list that prints as a table.
+
+    >>> hits = index.search("a red bag")  # doctest: +SKIP
+    >>> print(hits)  # doctest: +SKIP
+    rank   score  id              text or file
+       1  0.3127  bags/red.jpg    Pictures/bags/red.jpg
+       2  0.2981  bags/scarf.txt  a scarf that matches a red bag
+    """
+
+    def __init__(
+        self, hits: Iterable[SearchHit] = (), *, calibration: Calibration | None = None
+    ) -> None:
+        super().__init__(hits)
+        self._calibration = calibration
+        self.facets: dict[str, list[FacetValue]] = {}
+        """Up to 100 values of each field that was counted, the most frequent first."""
+        self.more_in_group: list[int] = []
+        """For each hit of ``group_by``, the number of other items in its group that meet the
+        conditions; with ``near``, the number of its near-duplicates (cosine of at least .98) among
+        the hits that were compared. Empty without ``group_by``."""
+        self.cut_off: CutOff | None = None
+        """Which hits ``order_by`` sorted: those whose ``probability`` reaches the calibration's
+        threshold; those whose score reaches their ``least score``; or, if the index has neither for
+        this search, the 100 ``first hits``. None without a query."""
+
+    @property
+    def good_match(self) -> bool | None:
+        """Whether there is a good match; None if the index cannot judge.
+
+        With a calibration, a good match is a hit whose probability reaches the threshold. Without
+        one, it is a hit whose score reaches the usual minimum of first hits
+        (:attr:`SearchHit.least_score`). An empty result has no good match. The index cannot judge
+
+        - hits of settings or queries that were not measured,
+        - hits if no threshold reaches the precision of the calibration
+          (:meth:`genius_search.Index.calibrate`),
+        - results whose first hit was found by its code, such as a product number,
+        - later pages.
+        """
+        if not self:
+            return False
+        if self[0].rank > 1:
+            return None
+        if self._calibration is None:
+            if any(hit.least_score is not None and hit.score >= hit.least_score for hit in self):
+                return True
+            return None if any(hit.least_score is None for hit in self) else False
+        if self._calibration.threshold is None or self[0].probability is None:
+            return None
+        return max(hit.probability or 0.0 for hit in self) >= self._calibration.threshold
+
+    def to_pandas(self) -> DataFrame:
+        """Return a data frame with one row per hit, and fields as columns ``fields.NAME``.
+
+        Needs pandas.
+        """
+        import pandas as pd  # noqa: PLC0415  not needed otherwise
+
+        if not self:
+            return pd.DataFrame(columns=[spec.name for spec in dataclasses.fields(SearchHit)])
+        return pd.json_normalize([dataclasses.asdict(hit) for hit in self])
+
+    def __str__(self) -> str:
+        return format_table(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's
+        """Show the table in IPython."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook."""
+        return format_html(self)
+
+
+class HitsOfQueries(list[Hits]):
+    """The hits of each query of a list; it prints one table per query."""
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"query {number}\n{hits}" for number, hits in enumerate(self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's
+        """Show the tables in IPython."""
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str:
+        """Show the tables in a notebook."""
+        return "".join(
+            f"<p>query {number}</p>{format_html(hits)}" for number, hits in enumerate(self)
+        )
 
 
 class HitSettings(NamedTuple):
@@ -32,16 +246,11 @@ class HitSettings(NamedTuple):
 
 
 class HitReader:
-    """Reads the values of one query's hits: a :class:`genius_search.index.request.HitSource`.
+    """Reads the values of one query's hits: a :class:`HitSource`.
 
     Ranks, ids and scores of all hits are read together, when the first one is asked for, and so are
     all values. Until then the reader holds the snapshot that was searched, whose files stay
     readable.
-
-    Parameters
-    ----------
-    candidates
-        The ranked items with raised scores. Without them, hits have the scores of the ranking.
     """
 
     __slots__ = ("_heads", "_source", "_values")
@@ -51,10 +260,9 @@ class HitReader:
         snapshot: Snapshot,
         settings: HitSettings,
         query: EncodedQuery,
-        ranking: Ranking,
-        candidates: Candidates | None = None,
+        candidates: Candidates,
     ) -> None:
-        self._source: tuple[Any, ...] | None = (snapshot, settings, query, ranking, candidates)
+        self._source: tuple[Any, ...] | None = (snapshot, settings, query, candidates)
         self._values: list[tuple[Any, ...]] = []
         self._heads: list[tuple[int, str, float]] = []
 
@@ -82,25 +290,23 @@ def make_hits(
     snapshot: Snapshot,
     settings: HitSettings,
     query: EncodedQuery,
-    ranking: Ranking,
-    candidates: Candidates | None = None,
+    candidates: Candidates,
 ) -> list[SearchHit]:
-    """Return hits of ranked items; see :class:`HitReader`."""
-    reader = HitReader(snapshot, settings, query, ranking, candidates)
-    return unread_hits(reader, len(ranking.items))
+    """Return hits of candidates; see :class:`HitReader`."""
+    reader = HitReader(snapshot, settings, query, candidates)
+    return unread_hits(reader, len(candidates.items))
 
 
 def _read_heads(
     snapshot: Snapshot,
     _: HitSettings,
     __: EncodedQuery,
-    ranking: Ranking,
-    candidates: Candidates | None,
+    candidates: Candidates,
 ) -> list[tuple[int, str, float]]:
     """Return rank, id and score of each hit."""
-    rows = snapshot.owner_rows(ranking.segments, ranking.items).tolist()
-    ids = snapshot.ids_at(ranking.segments.tolist(), rows)
-    scores = (ranking if candidates is None else candidates).scores.tolist()
+    rows = snapshot.owner_rows(candidates.segments, candidates.items).tolist()
+    ids = snapshot.ids_at(candidates.segments.tolist(), rows)
+    scores = candidates.scores.tolist()
     return [*zip(range(1, len(ids) + 1), ids, scores, strict=True)]
 
 
@@ -108,24 +314,23 @@ def _read_values(
     snapshot: Snapshot,
     settings: HitSettings,
     query: EncodedQuery,
-    ranking: Ranking,
-    candidates: Candidates | None,
+    candidates: Candidates,
 ) -> list[tuple[Any, ...]]:
     """Return the values of hits, in the order of the fields of :class:`SearchHit`."""
-    count = len(ranking.items)
-    owner_rows = snapshot.owner_rows(ranking.segments, ranking.items)
-    items = snapshot.items_at(ranking.segments, owner_rows)
-    segments = [snapshot.segments[number] for number in ranking.segments.tolist()]
-    item_rows = ranking.items.tolist()
-    id_rows = ranking.rows.tolist()
-    scores = (ranking if candidates is None else candidates).scores.tolist()
-    probabilities: list[float | None] = [None] * count
-    excesses: list[float | None] = [None] * count
-    if candidates is not None and query.shows_probabilities:
-        probabilities = _with_none(candidates.probabilities, count)
-    if candidates is not None:
-        excesses = _with_none(candidates.excess, count)
-    least_scores = _least_scores_of(settings.least_scores, query, candidates, items)
+    count = len(candidates.items)
+    owner_rows = snapshot.owner_rows(candidates.segments, candidates.items)
+    items = snapshot.items_at(candidates.segments, owner_rows)
+    segments = [snapshot.segments[number] for number in candidates.segments.tolist()]
+    item_rows = candidates.items.tolist()
+    id_rows = candidates.id_rows.tolist()
+    scores = candidates.scores.tolist()
+    probabilities = _with_none(candidates.probabilities if query.is_measured else None, count)
+    excesses = _with_none(candidates.excess, count)
+    least_scores: list[float | None] = [None] * count
+    if query.is_measured and settings.least_scores:
+        locations = encode_locations(candidates.segments, owner_rows)
+        matches = None if query.words is None else query.words.for_locations(locations)
+        least_scores = _least_scores_of(settings.least_scores, candidates, items, matches)
     values = []
     for position, (item, segment) in enumerate(zip(items, segments, strict=True)):
         row = item_rows[position]
@@ -134,7 +339,7 @@ def _read_values(
         passage, moment = _passage_of(item, segment, row)
         decoded: tuple[float, ...] = ()
         if settings.decodes:
-            log_probabilities = ranking.log_probabilities[position]
+            log_probabilities = candidates.log_probabilities[position]
             decoded = tuple(log_probabilities[~np.isnan(log_probabilities)].tolist())
         values.append(
             (
@@ -213,21 +418,19 @@ def _passage_of(item: Item, segment: Segment, row: int) -> tuple[str | None, flo
 
 def _least_scores_of(
     by_modality: dict[str, float],
-    query: EncodedQuery,
-    candidates: Candidates | None,
+    candidates: Candidates,
     items: Sequence[Item],
+    matches: WordMatches | None,
 ) -> list[float | None]:
     """Return the least score that each hit is compared with, raised as the hit is by words.
 
     A hit with all words of the query, or with a code, may be good whatever its score, so it has no
     least score.
     """
-    if not (query.has_least_scores and by_modality):
-        return [None] * len(items)
     least_scores = [by_modality.get(item.modality) for item in items]
-    if candidates is None or candidates.words is None:
+    if matches is None or candidates.meaning is None:
         return least_scores
-    has_words = candidates.words.has_all | candidates.words.has_code
+    has_words = matches.has_all | matches.has_code
     raised_by = candidates.scores - candidates.meaning
     return [
         None if least is None or excepted else least + raised

@@ -1,7 +1,7 @@
-"""The index: the items of a pool and their IDs in one folder, and the model that computed the IDs.
+"""The front door: :class:`Index`, with the methods that users call, from create to search.
 
-:class:`Index` is the front door: its methods check arguments, lock the folder and reopen the state,
-and call the modules of this package for the work.
+A method checks its arguments, locks the folder or reopens the state if another process has changed
+it, and calls another module of this package for the work.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from genius_search.border import as_id, as_id_list, as_matrix, as_path
 from genius_search.config import SearchConfig, SearchSettings
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
 from genius_search.forks import free_in_children, renew_in_children
+from genius_search.index.hits import Hits, HitsOfQueries
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import (
     Combine,
-    Hits,
-    HitsOfQueries,
     ModalityName,
     SearchOptions,
     SearchPart,

@@ -1,4 +1,4 @@
-"""The check of an index's files, and a description of its contents."""
+"""Numbers that describe an index (items, IDs, collisions, bytes), and the check of its files."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ from genius_search.index.store import (
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import Modality
-from genius_search.search.rank import QueryVectors, Ranking
+from genius_search.search.rank import Candidates
 from genius_search.writing import DISK_FULL
 
 if TYPE_CHECKING:
@@ -183,13 +183,10 @@ class Choices:
             shares_of_queries.append(share_of_item)
         return shares_of_queries or [{} for _ in vectors]
 
-    def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[Ranking]:
+    def _rank(self, vectors: Float32[np.ndarray, "queries dim"]) -> list[Candidates]:
         """Search for the nearest logged queries; an empty list if the log is damaged."""
-        queries = [
-            EncodedQuery(QueryVectors.of_vector(vector), NUM_NEAREST_QUERIES, number)
-            for number, vector in enumerate(vectors)
-        ]
-        return self._read(lambda: self._searcher.rank(queries, at_least=1))
+        queries = [EncodedQuery.of_vector(vector, NUM_NEAREST_QUERIES) for vector in vectors]
+        return self._read(lambda: self._searcher.rank(queries))
 
     def _read_queries(self, segments: np.ndarray, rows: np.ndarray) -> list[Item]:
         return self._read(lambda: self._searcher.snapshot.items_at(segments, rows))
@@ -309,7 +306,7 @@ def encode_queries(
     features = []
     for start in range(0, len(choices), QUERIES_PER_ENCODING):
         requests = [choice.request for choice in choices[start : start + QUERIES_PER_ENCODING]]
-        features += [query.vectors.feature for query in searcher.encode(requests)]
+        features += [query.feature for [query] in searcher.encode(requests)]
     return np.stack(features)
 
 

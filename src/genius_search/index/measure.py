@@ -1,4 +1,4 @@
-"""Measurements of an index with its items, and settings that follow from them.
+"""Search a new index for some of its items, to choose bits, shortlist and least scores.
 
 The first measurement is agreement with exact search. Codes and embeddings of few bits per number
 represent the embeddings of texts and pictures well, because their numbers depend on one another.
@@ -24,15 +24,15 @@ from genius_search.border import as_numbers
 from genius_search.config import MAX_EXHAUSTIVE_POOL, SearchSettings
 from genius_search.index.encode import EncodedQuery
 from genius_search.index.items import Item
-from genius_search.index.query import SnapshotSearcher, default_settings
+from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
+from genius_search.index.settings import default_settings
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Measured
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
 from genius_search.nn.coder import Coder
 from genius_search.records import Modality
-from genius_search.search.rank import QueryVectors
 from genius_search.search.vectors import (
     EmbeddingBits,
     decode_lengths,
@@ -271,11 +271,8 @@ class _Trial:
         The products do not contain the correction for densities.
         """
         searcher = SnapshotSearcher(self._model, self._snapshot, settings)
-        encoded = [
-            EncodedQuery(QueryVectors.of_vector(query), NUM_NEAREST_ITEMS, number)
-            for number, query in enumerate(self.queries)
-        ]
-        rankings = searcher.rank(encoded, at_least=NUM_NEAREST_ITEMS)
+        encoded = [EncodedQuery.of_vector(query, NUM_NEAREST_ITEMS) for query in self.queries]
+        rankings = searcher.rank(encoded)
         products = []
         for query, ranking in zip(self.queries, rankings, strict=True):
             vectors = []

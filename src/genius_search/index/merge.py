@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain, zip_longest
 from typing import Final, NamedTuple
 
-from genius_search.index.request import SearchHit
+from genius_search.index.hits import SearchHit
 
 COMPARABLE_RANK: Final = 10
 """Scores of modalities are comparable if the best hit of each has at most this rank by score."""

@@ -1,24 +1,25 @@
-"""Scores of the hits of one query: raised by choices and words, with probabilities.
+"""Scores of the candidates of one query: raised by choices and words, with probabilities.
 
-The functions are pure: they take :class:`Candidates`, the ranked items of a query, and return new
-ones. A query with words and choices goes through all of them::
+The functions are pure: they take :class:`~genius_search.search.rank.Candidates`, the ranked items
+of a query, and return new ones. A query with words and choices goes through all of them::
 
-    Candidates of a ranking → raise_chosen → raise_words → add_probabilities → top_k
+    candidates of the search → raise_chosen → raise_words → add_probabilities → top_k
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int64
+from jaxtyping import Float, Float32, Float64
 
 from genius_search.index.request import SearchRequest
 from genius_search.index.store import Calibration
 from genius_search.index.words import WordMatches
 from genius_search.records import Modality
-from genius_search.search.rank import Ranking
+from genius_search.search.rank import Candidates
 
 RANGE_DEPTH: Final = 100
 """Words raise items by a share of the range of scores: the best score minus the score at this
@@ -27,60 +28,17 @@ ITEMS_PER_TAIL_HIT: Final = 5
 """In a modality with fewer than 5 · :data:`RANGE_DEPTH` items, the tail is a fifth of the items."""
 MIN_TAIL_HITS: Final = 2
 """Minimum number of hits in a tail; a modality with fewer has no excesses."""
+SEARCH_COLUMNS: Final = ("segments", "items", "id_rows", "scores", "beams", "log_probabilities")
+"""Columns of candidates that a search fills."""
 RAISE_SPREADS: Final = 8.0
 """An item may be raised up to this many spreads of the query's products above the best hit."""
-
-
-class Candidates(NamedTuple):
-    """Ranked items of a query, and their scores; row i of each column is about item i.
-
-    An example with one choice and one rare word::
-
-        item            a      b      c      d
-        ranking.scores  .80    .70    .60    .50      by meaning
-        meaning         .80    .70    .95    .50      c was chosen for a similar query
-        scores          .80    .70    .95    .56      d contains the word
-    """
-
-    ranking: Ranking
-    """The items, with the scores of the search."""
-    meaning: Float[np.ndarray, " hits"]
-    """Scores by meaning, raised by choices."""
-    scores: Float[np.ndarray, " hits"]
-    """Scores by meaning, raised by choices and words; they order the hits."""
-    compared: Float[np.ndarray, " hits"]
-    """Scores that are compared with other modalities: raised by choices and rare words."""
-    words: WordMatches | None = None
-    """The words of the query in each item; None if words do not count."""
-    probabilities: Float64[np.ndarray, " hits"] | None = None
-    """Probabilities that items are relevant, NaN for pinned items; None without calibration."""
-    excess: Float64[np.ndarray, " hits"] | None = None
-    """Excess over the other hits of the modality (:func:`find_excess`); None if it is unknown."""
-
-    @property
-    def num_pinned(self) -> int:
-        """Number of items that contain a code of the query; in sorted candidates they are first."""
-        return 0 if self.words is None else int(self.words.has_code.sum())
-
-    def take(self, rows: Int64[np.ndarray, " rows"]) -> Candidates:
-        """Return the candidates at some rows."""
-        return Candidates(
-            ranking=self.ranking.take(rows),
-            meaning=self.meaning[rows],
-            scores=self.scores[rows],
-            compared=self.compared[rows],
-            words=None if self.words is None else self.words.take(rows),
-            probabilities=None if self.probabilities is None else self.probabilities[rows],
-            excess=None if self.excess is None else self.excess[rows],
-        )
 
 
 def raise_chosen(
     candidates: Candidates, shares: Float32[np.ndarray, " hits"], spread: float
 ) -> Candidates:
     """Raise the items that were chosen for similar queries, by the shares of choices."""
-    meaning = raise_by_shares(candidates.ranking.scores, shares, spread)
-    return candidates._replace(meaning=meaning, scores=meaning, compared=meaning)
+    return candidates._replace(scores=raise_by_shares(candidates.scores, shares, spread))
 
 
 def raise_by_shares(
@@ -97,96 +55,121 @@ def raise_by_shares(
     return np.asarray(scores + shares * (above - scores), dtype=np.float32)
 
 
-def raise_words(candidates: Candidates, words: WordMatches, score_range: float) -> Candidates:
+def raise_words(candidates: Candidates, matches: WordMatches, score_range: float) -> Candidates:
     """Raise the items that contain words of the query, by shares of the range of scores.
 
     Parameters
     ----------
-    words
+    matches
         matches of the candidates, row by row.
     score_range
         the best score by meaning minus the score at :data:`RANGE_DEPTH`.
     """
+    meaning = candidates.scores
     return candidates._replace(
-        scores=candidates.meaning + score_range * words.shares,
-        compared=candidates.meaning + score_range * words.rare_shares,
-        words=words,
+        scores=meaning + score_range * matches.shares,
+        meaning=meaning,
+        compared=meaning + score_range * matches.rare_shares,
     )
 
 
-def add_probabilities(candidates: Candidates, calibration: Calibration) -> Candidates:
+def add_probabilities(
+    candidates: Candidates,
+    search_scores: Float32[np.ndarray, " hits"],
+    calibration: Calibration,
+    matches: WordMatches | None,
+) -> Candidates:
     """Add the probabilities that items are relevant.
 
     A calibration does not know words, so probabilities ignore them, and pinned items have none. An
     item that choices raise is as likely as if it alone were raised, and the other items are as
     likely as before.
+
+    Parameters
+    ----------
+    search_scores
+        scores of the candidates in the search, before any was raised.
+    matches
+        matches of the candidates, row by row; None if words do not count.
     """
-    scores = candidates.ranking.scores
-    order = np.argsort(-scores, kind="stable")
-    probabilities = np.empty(len(scores))
-    probabilities[order] = probabilities_of(calibration, hit_features(scores[order]))
-    if candidates.meaning is not scores:
-        meaning = candidates.meaning
-        lead = meaning.astype(np.float64) - scores.max(initial=-np.inf)
+    order = np.argsort(-search_scores, kind="stable")
+    probabilities = np.empty(len(search_scores))
+    probabilities[order] = probabilities_of(calibration, hit_features(search_scores[order]))
+    meaning = scores_by_meaning(candidates)
+    if meaning is not search_scores:
+        lead = meaning.astype(np.float64) - search_scores.max(initial=-np.inf)
         features = np.stack([meaning, lead.clip(min=0), lead.clip(max=0)], axis=1)
         raised = np.maximum(probabilities, probabilities_of(calibration, features))
-        probabilities = np.where(meaning > scores, raised, probabilities)
-    if candidates.words is not None:
-        probabilities[candidates.words.has_code] = np.nan
+        probabilities = np.where(meaning > search_scores, raised, probabilities)
+    if matches is not None:
+        probabilities[matches.has_code] = np.nan
     return candidates._replace(probabilities=probabilities)
 
 
-def top_k(candidates: Candidates, k: int) -> Candidates:
-    """Return the best k candidates: pinned items first, then by score."""
-    if candidates.words is None:
+def scores_by_meaning(candidates: Candidates) -> Float[np.ndarray, " hits"]:
+    """Return the scores without what words add."""
+    return candidates.scores if candidates.meaning is None else candidates.meaning
+
+
+def compared_scores(candidates: Candidates) -> Float[np.ndarray, " hits"]:
+    """Return the scores that are compared with other modalities."""
+    return candidates.scores if candidates.compared is None else candidates.compared
+
+
+def top_k(candidates: Candidates, k: int, matches: WordMatches | None = None) -> Candidates:
+    """Return the best k candidates: pinned items first, then by score.
+
+    Parameters
+    ----------
+    matches
+        matches of the candidates, row by row; None if words do not count.
+    """
+    if matches is None:
         order = np.argsort(-candidates.scores, kind="stable")
     else:
-        words = candidates.words
-        order = np.lexsort((-words.shares, -candidates.scores, ~words.has_code))
+        order = np.lexsort((-matches.shares, -candidates.scores, ~matches.has_code))
     return candidates.take(order[:k])
 
 
-def concatenate(parts: list[Candidates]) -> Candidates:
-    """Return the candidates of several modalities, one after the other."""
-    rankings = [part.ranking for part in parts]
-    ranking = rankings[0]
-    for other in rankings[1:]:
-        ranking = join_rankings(ranking, other)
-    words = [part.words for part in parts if part.words is not None]
-    probabilities = [part.probabilities for part in parts if part.probabilities is not None]
-    return Candidates(
-        ranking=ranking._replace(touched=sum(part.touched for part in rankings)),
-        meaning=np.concatenate([part.meaning for part in parts]),
-        scores=np.concatenate([part.scores for part in parts]),
-        compared=np.concatenate([part.compared for part in parts]),
-        words=_join_words(words) if words else None,
-        probabilities=np.concatenate(probabilities) if probabilities else None,
-        excess=np.concatenate(
-            [
-                np.full(len(part.scores), np.nan) if part.excess is None else part.excess
-                for part in parts
-            ]
-        ),
+def concatenate(parts: Sequence[Candidates]) -> Candidates:
+    """Return the candidates of several modalities, one after the other.
+
+    A modality whose candidates have no excess or probabilities gets NaN. Its scores by meaning are
+    its scores if words raise none of its items.
+    """
+    joined = parts[0]
+    for other in parts[1:]:
+        joined = append_candidates(joined, other)
+    return joined._replace(
+        touched=sum(part.touched for part in parts),
+        meaning=np.concatenate([scores_by_meaning(part) for part in parts]),
+        compared=np.concatenate([compared_scores(part) for part in parts]),
+        probabilities=_join_columns(parts, [part.probabilities for part in parts]),
+        excess=_join_columns(parts, [part.excess for part in parts]),
     )
 
 
-def _join_words(parts: list[WordMatches]) -> WordMatches:
-    """Return the matches of several modalities, one after the other."""
-    return WordMatches(
-        locations=np.concatenate([part.locations for part in parts]),
-        shares=np.concatenate([part.shares for part in parts]),
-        rare_shares=np.concatenate([part.rare_shares for part in parts]),
-        has_code=np.concatenate([part.has_code for part in parts]),
-        has_all=np.concatenate([part.has_all for part in parts]),
-        words=parts[0].words,
-        is_frequent=parts[0].is_frequent,
+def _join_columns(
+    parts: Sequence[Candidates], columns: Sequence[Float64[np.ndarray, " _"] | None]
+) -> Float64[np.ndarray, " hits"] | None:
+    """Return the values of all parts, NaN for a part without them; None if no part has any."""
+    if all(column is None for column in columns):
+        return None
+    return np.concatenate(
+        [
+            np.full(len(part.items), np.nan) if column is None else column
+            for part, column in zip(parts, columns, strict=True)
+        ]
     )
 
 
-def join_rankings(first: Ranking, second: Ranking) -> Ranking:
-    """Return the hits of two rankings, with the number of candidates of the first."""
-    columns = zip(first[:-1], second[:-1], strict=True)
-    return Ranking._make([*map(np.concatenate, columns), first.touched])
+def append_candidates(first: Candidates, second: Candidates) -> Candidates:
+    """Return the candidates of a search, followed by others, before any is raised."""
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(first, name), getattr(second, name)])
+        for name in SEARCH_COLUMNS
+    }
+    return first._replace(**columns)
 
 
 def find_excess(

@@ -23,7 +23,7 @@ from genius_search.errors import UsageError
 from genius_search.nn.codebooks import AnyArray, as_floats
 from genius_search.nn.generator import DecoderStep, Generator, GeneratorState
 from genius_search.nn.spread import Spread, decode_densities, fade
-from genius_search.search.rank import Evidence, Ranking
+from genius_search.search.rank import Candidates, Evidence
 from genius_search.search.table import (
     Children,
     Restriction,
@@ -628,7 +628,7 @@ def rank_items(
     restriction: Restriction | None = None,
     level0: frozenset[int] = frozenset(),
     code_vector: AnyArray | None = None,
-) -> Ranking:
+) -> Candidates:
     """Rank the items under the beams of one query.
 
     ``config.rerank`` selects the order:
@@ -681,7 +681,7 @@ def rank_items(
 
 def _items_under(
     segments: Sequence[SearchSegment], beams: Beams, query: int, restriction: Restriction
-) -> Ranking:
+) -> Candidates:
     """List the allowed items under the beams of a query, in the order of the beams.
 
     The scores are the log-probabilities of the beams.
@@ -702,35 +702,35 @@ def _items_under(
         np.concatenate(column) for column in zip(*by_segment, strict=True)
     )
     decoded = beams.log_probabilities[query, item_beams]
-    ranking = Ranking(numbers, items, rows, item_scores, item_beams, decoded, touched=len(items))
+    ranking = Candidates(numbers, items, rows, item_scores, item_beams, decoded, len(items))
     return ranking if len(segments) == 1 else ranking.take(ranking.beams.argsort(kind="stable"))
 
 
 def _score_by_codes(
-    ranking: Ranking,
+    ranking: Candidates,
     segments: Sequence[SearchSegment],
     query: Float32[np.ndarray, " dim"],
     evidence: Evidence,
     density_cost: float,
-) -> Ranking:
+) -> Candidates:
     """Return the ranking with the scores of the items' IDs for a scaled query."""
     if evidence.codes is None:
         raise UsageError("ranking by codes needs the model's codebooks")
     scores = np.empty(len(ranking.items), dtype=np.float32)
     for number, segment in enumerate(segments):
         positions = np.flatnonzero(ranking.segments == number)
-        ids = segment.table.ids[ranking.rows[positions]]
+        ids = segment.table.ids[ranking.id_rows[positions]]
         scores[positions] = evidence.codes.scores(query, ids, density_cost=density_cost)
     return ranking._replace(scores=scores)
 
 
 def _score_by_embeddings(
-    ranking: Ranking,
+    ranking: Candidates,
     query: Float32[np.ndarray, " dim"],
     scale: np.float32,
     evidence: Evidence,
     density_weight: float,
-) -> Ranking:
+) -> Candidates:
     """Return the ranking with the scores of the items' embeddings.
 
     With p the product of the query, before scaling, and an embedding::

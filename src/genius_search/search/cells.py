@@ -17,7 +17,7 @@ from genius_search.config import SearchSettings
 from genius_search.nn.codebooks import as_floats
 from genius_search.nn.fine import FineCodes, unpack_fine_codes
 from genius_search.nn.spread import decode_densities, fade
-from genius_search.search.rank import CodeRanker, Evidence, Ranking, SearchQuery
+from genius_search.search.rank import Candidates, CodeRanker, Evidence, SearchQuery
 from genius_search.search.table import Allowed, IdTable, RankedBits, SearchSegment
 from genius_search.search.vectors import StoredVectors
 
@@ -141,14 +141,14 @@ def rank_cells(
     query: SearchQuery,
     config: SearchSettings,
     evidence: Evidence,
-) -> Ranking:
+) -> Candidates:
     """Rank the allowed items by the codes of their cells and their fine codes, then by embeddings.
 
     No cell is left out, whatever ``config.candidates`` is.
     """
     target_spread = ranker.spread.target_spread(query.level0)
-    factor = ranker.scale(query.vectors.fused, target_spread)
-    scaled = np.asarray(query.vectors.fused * np.float32(factor), dtype=np.float32)
+    factor = ranker.scale(query.fused, target_spread)
+    scaled = np.asarray(query.fused * np.float32(factor), dtype=np.float32)
     parts = [
         _score_segment(ranker, segment, allowed, query.level0, scaled)
         for segment, allowed in zip(
@@ -170,16 +170,16 @@ def rank_cells(
             read_vectors = evidence.embeddings[number]
             vectors = as_floats(read_vectors(items[of_segment]))
             is_residual = isinstance(read_vectors, StoredVectors) and read_vectors.bits < 16
-            compared = query.vectors.fused if is_residual else query.vectors.compared
+            compared = query.fused if is_residual else query.compared
             products = np.vecdot(vectors, compared)
             scores[of_segment] = products * factor
             costs *= 0 if evidence.is_raw else fade(products, evidence.fade_width)
         scores[of_segment] -= costs
     best = np.argsort(-scores, kind="stable")[: query.k]
-    return Ranking(
+    return Candidates(
         segments=numbers[best],
         items=items[best],
-        rows=rows[best],
+        id_rows=rows[best],
         scores=scores[best] / np.float32(factor),
         beams=np.zeros(len(best), dtype=np.int64),
         log_probabilities=np.full((len(best), len(ranker.tables())), np.nan, dtype=np.float32),

@@ -28,10 +28,10 @@ from genius_search.nn.codebooks import normalize
 from genius_search.nn.spread import DENSITY_STEPS, HALF_NORM_STEPS, Residuals, TargetSpread
 from genius_search.search.cells import CellGrid, pack_fine_vectors, rank_cells
 from genius_search.search.rank import (
+    Candidates,
     CodeRanker,
     Evidence,
     PackedParts,
-    Ranking,
     SearchQuery,
     VectorReader,
 )
@@ -84,7 +84,7 @@ def search_segments(
     queries: Sequence[SearchQuery],
     config: SearchSettings,
     evidence: Evidence,
-) -> list[Ranking]:
+) -> list[Candidates]:
     """Search for queries and rank the items under their beams.
 
     Parameters
@@ -116,7 +116,7 @@ def _search_in_torch(
     queries: Sequence[SearchQuery],
     config: SearchSettings,
     evidence: Evidence,
-) -> list[Ranking]:
+) -> list[Candidates]:
     """Find beams and rank the items under them in PyTorch."""
     import torch  # noqa: PLC0415  only here
 
@@ -126,7 +126,7 @@ def _search_in_torch(
         rank_items,
     )
 
-    fused = np.stack([query.vectors.fused for query in queries])
+    fused = np.stack([query.fused for query in queries])
     # A generator was trained with queries of unit length.
     decoded = fused if isinstance(decoder, GeometricDecoder) else normalize(fused)
     beams = find_beams(
@@ -143,13 +143,13 @@ def _search_in_torch(
             segments,
             beams,
             number,
-            query.vectors.compared,
+            query.compared,
             config=config,
             evidence=evidence,
             k=query.k,
             restriction=query.restriction,
             level0=query.level0,
-            code_vector=query.vectors.fused,
+            code_vector=query.fused,
         )
         for number, query in enumerate(queries)
     ]
@@ -348,7 +348,7 @@ class CompiledSearch:
         queries: Sequence[SearchQuery],
         config: SearchSettings,
         evidence: Evidence,
-    ) -> list[Ranking]:
+    ) -> list[Candidates]:
         """Find the best items for each query, by codes or by stored embeddings.
 
         A batch is searched by several threads; see :func:`search_segments`.
@@ -359,7 +359,7 @@ class CompiledSearch:
         if threads <= 1:
             return self._search_batch(segments, queries, config, evidence)
 
-        def search_slice(low: int, high: int) -> list[Ranking]:
+        def search_slice(low: int, high: int) -> list[Candidates]:
             return self._search_batch(segments, queries[low:high], config, evidence)
 
         bounds = [len(queries) * number // threads for number in range(threads + 1)]
@@ -373,7 +373,7 @@ class CompiledSearch:
         queries: Sequence[SearchQuery],
         config: SearchSettings,
         evidence: Evidence,
-    ) -> list[Ranking]:
+    ) -> list[Candidates]:
         """Search for queries one after the other, in one call of the library.
 
         Queries with the same restriction share their parts. With three segments, parts 0, 1 and 2
@@ -391,12 +391,10 @@ class CompiledSearch:
             requests.append(
                 self._request(query, config, evidence, bits, first_part, packed.num_items)
             )
-        fused = [np.asarray(query.vectors.fused, dtype=np.float32).tobytes() for query in queries]
+        fused = [np.asarray(query.fused, dtype=np.float32).tobytes() for query in queries]
         compared = fused
         if vectors is not None and bits not in RESIDUAL_BITS:
-            compared = [
-                np.asarray(query.vectors.compared, dtype=np.float32).tobytes() for query in queries
-            ]
+            compared = [np.asarray(query.compared, dtype=np.float32).tobytes() for query in queries]
         return self._call_library(
             b"".join([packed.parts for _, packed in parts_of.values()]),
             len(segments),
@@ -492,7 +490,7 @@ class CompiledSearch:
         fused: bytes,
         compared: bytes,
         num_queries: int,
-    ) -> list[Ranking]:
+    ) -> list[Candidates]:
         """Call the library with memory that no other search uses, and copy the hits out of it."""
         try:
             work = _free_works.pop()
@@ -519,7 +517,7 @@ class CompiledSearch:
                     "an ID table refers to rows, codes or levels that do not exist; create the "
                     "index again"
                 )
-            return _read_rankings(work, num_queries, self._num_levels)
+            return _read_candidates(work, num_queries, self._num_levels)
         finally:
             _free_works.append(work)
 
@@ -679,21 +677,29 @@ def _pack_table(table: IdTable) -> _PackedTable:
     return _PackedTable(structure, arrays)
 
 
-def _read_rankings(work: _Work, num_queries: int, num_levels: int) -> list[Ranking]:
+def _read_candidates(work: _Work, num_queries: int, num_levels: int) -> list[Candidates]:
     """Copy the hits of queries out of the memory of their search."""
     results = ctypes.string_at(work.results, num_queries * RESULT_BYTES)
     counts = memoryview(results).cast("q").tolist()  # hits and touched items, query by query
     num_hits = sum(counts[::2])
     hits = np.frombuffer(ctypes.string_at(work.hits, num_hits * HIT_TYPE.itemsize), HIT_TYPE)
     decoded = np.frombuffer(ctypes.string_at(work.decoded, num_hits * num_levels * 4), np.float32)
-    columns = [hits[name] for name in ("segment", "item", "row", "score", "beam")]
-    columns.append(decoded.reshape(num_hits, num_levels))
-    if num_queries == 1:
-        return [Ranking._make([*columns, counts[1]])]
-    rankings = []
+    decoded = decoded.reshape(num_hits, num_levels)
+    all_candidates = []
     start = 0
     for count, touched in zip(counts[::2], counts[1::2], strict=True):
         rows = slice(start, start + count)
-        rankings.append(Ranking._make([*[column[rows] for column in columns], touched]))
         start += count
-    return rankings
+        part = hits[rows]
+        all_candidates.append(
+            Candidates(
+                part["segment"],
+                part["item"],
+                part["row"],
+                part["score"],
+                part["beam"],
+                decoded[rows],
+                touched,
+            )
+        )
+    return all_candidates

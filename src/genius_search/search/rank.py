@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64, Integer, UInt8
+from jaxtyping import Bool, Float, Float32, Float64, Int64, Integer, UInt8
 
 from genius_search.nn.codebooks import AnyArray, as_floats, sum_codes
 from genius_search.nn.fine import FineCodes
@@ -105,74 +105,69 @@ class CodeRanker:
         return decode_densities(ids[:, num_levels + 1])
 
 
-class QueryVectors(NamedTuple):
-    """The three vectors of a query."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchQuery:
+    """A query as a search of segments reads it; an index adds how its candidates are scored."""
 
     fused: Float32[np.ndarray, " dim"]
     """The fused embedding, in the space of the code vectors; the generator reads it."""
     compared: Float32[np.ndarray, " dim"]
     """The vector in the space of the stored embeddings: the fused embedding, or a raw feature."""
-    feature: Float32[np.ndarray, " dim"]
-    """The encoder's feature, with which the queries of choices are compared. Training a fusion
-    does not change it."""
+    k: int
+    """Number of candidates to return."""
+    beam: int | None = None
+    """Beam width; None stands for the configured width."""
+    level0: frozenset[int] = frozenset()
+    """Allowed codes at level 0; empty allows any."""
+    restriction: Restriction | None = None
+    """Allowed items, without deleted ones; None allows every item that is not deleted."""
 
-    @staticmethod
-    def of_vector(vector: Float32[np.ndarray, " dim"]) -> QueryVectors:
-        """Use one vector for all three."""
-        return QueryVectors(vector, vector, vector)
 
+class Candidates(NamedTuple):
+    """The ranked items of one query, best first; row i of each column is about item i.
 
-@runtime_checkable
-class SearchQuery(Protocol):
-    """A query as a search of segments reads it.
+    A search fills the first seven fields. An index raises items by choices and words, and fills the
+    others (:mod:`genius_search.index.score`). An example with one choice and one rare word::
 
-    :class:`genius_search.index.encode.EncodedQuery` is such a query.
+        item      a      b      c      d
+        scores    .80    .70    .60    .50      of the search
+        meaning   .80    .70    .95    .50      c was chosen for a similar query
+        scores    .80    .70    .95    .56      d contains the word
     """
-
-    @property
-    def vectors(self) -> QueryVectors:
-        """The vectors of the query."""
-
-    @property
-    def k(self) -> int:
-        """Number of hits."""
-
-    @property
-    def beam(self) -> int | None:
-        """Beam width; None stands for the configured width."""
-
-    @property
-    def level0(self) -> frozenset[int]:
-        """Allowed codes at level 0; empty allows any."""
-
-    @property
-    def restriction(self) -> Restriction | None:
-        """Allowed items, without deleted ones; None allows every item that is not deleted."""
-
-
-class Ranking(NamedTuple):
-    """Ranked items of one query, best first."""
 
     segments: Int64[np.ndarray, " hits"]
     """Segment of each item."""
     items: Int64[np.ndarray, " hits"]
-    """Row of each item in its segment."""
-    rows: Int64[np.ndarray, " hits"]
+    """Row of each item, or of its passage, in its segment."""
+    id_rows: Int64[np.ndarray, " hits"]
     """Row of each item's ID in the table of its segment."""
-    scores: Float32[np.ndarray, " hits"]
-    """In descending order."""
+    scores: Float[np.ndarray, " hits"]
+    """Scores that order the items: those of the search, raised by choices and words."""
     beams: Int64[np.ndarray, " hits"]
     """Beam that each item was found under."""
     log_probabilities: Float32[np.ndarray, "hits levels"]
-    """Log-probabilities of the codes of each hit's beam; NaN for levels that were not decoded."""
+    """Log-probabilities of the codes of each item's beam; NaN for levels that were not decoded."""
     touched: int
     """Number of items under all beams, before the best k were taken."""
+    meaning: Float[np.ndarray, " hits"] | None = None
+    """Scores raised by choices alone; None if words raise no item."""
+    compared: Float[np.ndarray, " hits"] | None = None
+    """Scores that are compared with other modalities: raised by choices and rare words. None if
+    words raise no item."""
+    probabilities: Float64[np.ndarray, " hits"] | None = None
+    """Probabilities that items are relevant, NaN for pinned items; None without calibration."""
+    excess: Float64[np.ndarray, " hits"] | None = None
+    """Excess over the other items of the modality (:func:`genius_search.index.score.find_excess`);
+    None if it is unknown."""
 
     def take(
-        self, chosen: Int64[np.ndarray, " chosen"] | Bool[np.ndarray, " hits"] | slice
-    ) -> Ranking:
-        """Return the chosen hits."""
-        return Ranking._make([*(column[chosen] for column in self[:-1]), self.touched])
+        self, rows: Int64[np.ndarray, " rows"] | Bool[np.ndarray, " hits"] | slice
+    ) -> Candidates:
+        """Return the candidates at some rows."""
+        columns = [
+            column if column is None or isinstance(column, int) else column[rows] for column in self
+        ]
+        return Candidates._make(columns)
 
 
 VectorReader = Callable[[Int64[np.ndarray, " items"]], AnyArray]

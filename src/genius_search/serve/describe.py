@@ -15,9 +15,9 @@ from pydantic_core import PydanticSerializationError, to_json
 from genius_search.config import SearchSettings
 from genius_search.encoders.base import reads_images
 from genius_search.index.filters import spell_fields
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index, current_state
 from genius_search.index.items import Item
-from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import Snapshot
 from genius_search.records import Modality
 from genius_search.serve import schemas

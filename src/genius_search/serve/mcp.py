@@ -20,9 +20,10 @@ from genius_search.border import as_id, as_path
 from genius_search.data.images import encode_jpeg
 from genius_search.data.video import open_still
 from genius_search.errors import GeniusError, UsageError, plural
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem
-from genius_search.index.request import SearchHit, SearchPart
+from genius_search.index.request import SearchPart
 from genius_search.index.roots import is_same_picture
 
 MAX_PICTURE_SIDE: Final = 768

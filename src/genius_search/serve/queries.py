@@ -19,8 +19,9 @@ from genius_search.data.images import SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.encoders.base import VectorEncoder
 from genius_search.errors import GeniusError
 from genius_search.index.filters import Filter
+from genius_search.index.hits import Hits, SearchHit
 from genius_search.index.index import Index, current_searcher
-from genius_search.index.request import Hits, SearchHit, SearchPart, SearchRequest
+from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.serve import schemas
 from genius_search.serve.describe import describe_settings, picture_path, written
 from genius_search.serve.schemas import Problem, status_of

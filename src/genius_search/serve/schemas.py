@@ -34,7 +34,7 @@ from starlette.responses import Response
 from genius_search.border import as_id
 from genius_search.config import Rerank, Router
 from genius_search.errors import BadData, DeadlinePassed, GeniusError, UsageError
-from genius_search.index.request import CutOff, SearchHit
+from genius_search.index.hits import CutOff, SearchHit
 from genius_search.index.snapshot import UnknownItem
 from genius_search.index.writer import HeldByAnother, NotWritable
 from genius_search.records import Modality, composed

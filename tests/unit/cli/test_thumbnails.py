@@ -10,7 +10,7 @@ from PIL import Image
 from rich.segment import Segment
 
 from genius_search.cli import thumbnails
-from genius_search.index.request import SearchHit
+from genius_search.index.hits import SearchHit
 from genius_search.records import Modality
 
 

@@ -27,8 +27,9 @@ from genius_search.index.calibrate import (
     min_words_by_query_kind,
     read_pairs,
 )
+from genius_search.index.hits import Hits
 from genius_search.index.index import Index
-from genius_search.index.request import Hits, SearchPart, SearchRequest
+from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.index.score import hit_features, probabilities_of
 from genius_search.model import Genius
 from genius_search.progress import Silent

@@ -13,7 +13,7 @@ from PIL import Image
 from genius_search import Genius, Index, SearchPart, SearchRequest
 from genius_search.cli import main
 from genius_search.errors import UsageError
-from genius_search.index.request import Hits, HitsOfQueries
+from genius_search.index.hits import Hits, HitsOfQueries
 
 TEXTS = [
     {"id": f"{colour} {thing}", "text": f"a {colour} {thing}", "fields": {"price": price}}

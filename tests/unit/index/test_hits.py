@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genius_search.errors import BadData, UsageError
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
-from genius_search.index.request import SearchHit, SearchRequest
+from genius_search.index.request import SearchRequest
 from genius_search.index.store import read_manifest
 from genius_search.index.writer import write_manifest
 

@@ -13,11 +13,12 @@ from PIL import Image
 
 from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.errors import UsageError, plural
+from genius_search.index.candidates import CandidateSearch
 from genius_search.index.filters import Filter
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.merge import ModalityHits, merge_modalities
-from genius_search.index.query import SnapshotSearcher
-from genius_search.index.request import SearchHit, SearchRequest
+from genius_search.index.request import SearchRequest
 from genius_search.nn.coder import Coder
 from genius_search.records import Modality
 
@@ -289,13 +290,13 @@ def test_pages_of_any_size_are_those_of_one_list_down_to_the_last_item(index, co
 
 
 def test_a_search_that_has_ranked_all_that_it_may_find_is_not_repeated(index, monkeypatch):
-    rank_once, searches = SnapshotSearcher._rank_once, []
+    rank_once, searches = CandidateSearch._rank_once, []
 
     def count(self, queries, num_hits, settings):
         searches.append(settings)
         return rank_once(self, queries, num_hits, settings)
 
-    monkeypatch.setattr(SnapshotSearcher, "_rank_once", count)
+    monkeypatch.setattr(CandidateSearch, "_rank_once", count)
     config = SearchConfig(rerank="embeddings", shortlist=8)
     narrow = {"where": ["price=12"], "modality": "text", "hybrid": False}
     hits = index.search("a red kite", config=config, k=20, **narrow)

@@ -2,66 +2,56 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from types import FrameType
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-import genius_search
+from benchmarks.ways import Trace, trace_search
 from genius_search import Index
 
-MAX_FILES = 11
-MAX_CALLS = 55
-MAX_TYPES = 6
-PACKAGE = Path(genius_search.__file__).parent
-CONSTRUCTORS = ("__init__", "__new__", "_make", "<lambda>")
-"""Code of dataclasses' and classes' constructors, and of named tuples' (a lambda)."""
+WORDS = "a red kite flies above the beach where two dogs run in the sun".split()
 
 
-class Trace:
-    """Files of the package that are entered, its types that are constructed, and its calls."""
+class Limits(NamedTuple):
+    """Limits of a search, as `benchmarks/ways.py` counts."""
 
-    def __init__(self) -> None:
-        self.files: set[str] = set()
-        self.types: set[str] = set()
-        self.calls = 0
+    files: int
+    calls: int
+    types: int
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if event != "call":
-            return
-        code = frame.f_code
-        if code.co_filename.startswith(str(PACKAGE)):
-            self.calls += 1
-            self.files.add(Path(code.co_filename).relative_to(PACKAGE).as_posix())
-        if code.co_name in CONSTRUCTORS and code.co_argcount:
-            first = frame.f_locals[code.co_varnames[0]]
-            constructed = first if isinstance(first, type) else type(first)
-            if constructed.__module__.startswith("genius_search."):
-                self.types.add(constructed.__qualname__)
+
+BY_VECTOR = Limits(files=10, calls=34, types=5)
+BY_TEXT = Limits(files=21, calls=146, types=8)
 
 
 @pytest.fixture
-def index(tmp_path):
+def vector_index(tmp_path):
     vectors = np.random.default_rng(0).standard_normal((2_000, 16)).astype(np.float32)
     return Index.from_vectors(tmp_path / "index", vectors)
 
 
-def test_a_warm_query_enters_few_files_and_wears_few_types(index):
-    query = np.ones(16, dtype=np.float32)
-    for _ in range(3):
-        index.search(vector=query, k=5)
-    trace = Trace()
-    sys.setprofile(trace)
-    try:
-        hits = index.search(vector=query, k=5)
-    finally:
-        sys.setprofile(None)
-    assert len(hits) == 5
+@pytest.fixture
+def text_index(tmp_path):
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.permutation(WORDS)[:5]) for _ in range(50)]
+    return Index.create(tmp_path / "index", texts, encoder="text:wordllama")
+
+
+def assert_within(trace: Trace, limits: Limits) -> None:
     assert {"index/query.py", "search/kernel.py"} <= trace.files
-    assert len(trace.files) <= MAX_FILES, sorted(trace.files)
-    assert trace.calls <= MAX_CALLS
-    assert {"EncodedQuery", "Ranking", "Hits"} <= trace.types
-    assert len(trace.types) <= MAX_TYPES, sorted(trace.types)
+    assert len(trace.files) <= limits.files, sorted(trace.files)
+    assert trace.calls <= limits.calls
+    assert {"EncodedQuery", "Candidates", "SearchHit", "Hits"} <= trace.types
+    assert len(trace.types) <= limits.types, sorted(trace.types)
+
+
+def test_a_warm_search_by_vector_enters_few_files_and_wears_few_types(vector_index):
+    trace = trace_search(vector_index, vector=np.ones(16, dtype=np.float32), k=5)
+    assert_within(trace, BY_VECTOR)
+
+
+def test_a_warm_search_by_text_enters_few_files_and_wears_few_types(text_index):
+    trace = trace_search(text_index, query="a kite above the beach", k=5)
+    assert_within(trace, BY_TEXT)
+    assert {"SearchRequest", "WordMatches"} <= trace.types

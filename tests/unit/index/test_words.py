@@ -12,9 +12,9 @@ from PIL import Image
 
 from genius_search.cli import main
 from genius_search.config import SearchConfig
+from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.merge import ModalityHits, merge_modalities
-from genius_search.index.request import SearchHit
 from genius_search.index.snapshot import Location
 from genius_search.index.words import CODE, decode_locations, find_word_matches
 from genius_search.records import Modality

@@ -6,7 +6,7 @@ import torch
 
 from genius_search.config import PAPER_SEARCH
 from genius_search.search.beam import Beams, rank_items
-from genius_search.search.rank import Evidence, Ranking
+from genius_search.search.rank import Candidates, Evidence
 from genius_search.search.table import IdTable, SearchSegment
 
 DIM = 6
@@ -35,7 +35,7 @@ def beams_of(ranges: list[list[tuple[int, int]]], scores: list[float]) -> Beams:
     return Beams(bounds[..., 0], bounds[..., 1], gained)
 
 
-def ranked(segments: list[SearchSegment], beams: Beams) -> Ranking:
+def ranked(segments: list[SearchSegment], beams: Beams) -> Candidates:
     return rank_items(
         segments, beams, 0, torch.zeros(DIM), config=PAPER_SEARCH, evidence=Evidence(), k=10
     )
@@ -50,7 +50,7 @@ def test_without_re_ranking_the_generators_order_stays_and_the_typical_come_firs
 ):
     answer = ranked([segment], BEAMS)
     assert answer.items.tolist() == [4, 3, 2, 0, 1]
-    assert answer.rows.tolist() == [2, 2, 0, 0, 1]
+    assert answer.id_rows.tolist() == [2, 2, 0, 0, 1]
     assert answer.scores.tolist() == [-1.0, -1.0, -2.0, -2.0, -3.0]
     assert answer.beams.tolist() == [0, 0, 1, 1, 2]
     assert answer.segments.tolist() == [0] * 5
@@ -61,5 +61,5 @@ def test_items_of_an_id_in_several_parts_stand_together_part_after_part(segment,
     answer = ranked([segment, other], SHARED)
     assert answer.segments.tolist() == [1, 0, 0, 1, 1, 0, 0]
     assert answer.items.tolist() == [1, 2, 0, 0, 2, 4, 3]
-    assert answer.rows.tolist() == [1, 0, 0, 0, 0, 2, 2]
+    assert answer.id_rows.tolist() == [1, 0, 0, 0, 0, 2, 2]
     assert answer.beams.tolist() == [0, 1, 1, 1, 1, 2, 2]
