@@ -10,7 +10,7 @@ import pytest
 from benchmarks.ways import Trace, trace_search
 from genius_search import Index
 
-WORDS = "a red kite flies above the beach where two dogs run in the sun".split()
+TEXT = "a red kite flies above the beach where two dogs run in the sun"
 
 
 class Limits(NamedTuple):
@@ -34,7 +34,7 @@ def vector_index(tmp_path):
 @pytest.fixture
 def text_index(tmp_path):
     random = np.random.default_rng(0)
-    texts = [" ".join(random.permutation(WORDS)[:5]) for _ in range(50)]
+    texts = [" ".join(random.permutation(TEXT.split())[:5]) for _ in range(50)]
     return Index.create(tmp_path / "index", texts, encoder="text:wordllama")
 
 
