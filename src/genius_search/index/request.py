@@ -1,4 +1,4 @@
-"""The input of a search: the parts of a query, conditions on its hits, and how they are arranged."""
+"""The input of a search: parts of a query, conditions on its hits, and how they are arranged."""
 
 from __future__ import annotations
 

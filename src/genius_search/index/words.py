@@ -1,4 +1,4 @@
-"""Find the items that contain words of a query, and the share by which each is raised.
+"""Find the items that contain words of a query, and how far each is raised.
 
 Encoders hardly distinguish names or numbers, and for a single word they also find its neighbours.
 Items that contain words of the query are therefore raised by a share of the range of scores::
