@@ -146,7 +146,7 @@ def open_image(
     if source == b"":
         raise BadImage(path, "is empty (0 bytes)")
     with open_header(source, path, formats) as image:
-        return _decode(path, image, max_pixels, shortest_side)
+        return decode_image(path, image, max_pixels=max_pixels, shortest_side=shortest_side)
 
 
 def as_image(source: object, *, shortest_side: int | None = None) -> Image.Image:
@@ -280,10 +280,17 @@ def read_raw_preview(path: Path) -> bytes:
         return with_tags(preview)
 
 
-def _decode(
-    path: Path, image: Image.Image, max_pixels: int, shortest_side: int | None
+def decode_image(
+    path: Path,
+    image: Image.Image,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    shortest_side: int | None = None,
 ) -> Image.Image:
-    """Decode a picture whose header has been read, reduce it, and turn it upright."""
+    """Decode a picture whose header has been read, reduce it, and turn it upright.
+
+    Parameters and errors are those of :func:`open_image`.
+    """
     full_width, full_height = image.size
     full_pixels = full_width * full_height
     if not full_pixels:

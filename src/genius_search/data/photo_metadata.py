@@ -68,11 +68,24 @@ def read_photo(path: Path) -> Caption:
     ``title``, ``keywords``, ``people``, ``rating``, ``city``, ``country``. Damaged metadata is
     ignored.
     """
-    fields: dict[str, Any] = {}
     with contextlib.suppress(Exception), open_header(path, path) as image:
-        for read in (_exif_values, _xmp_values, _iptc_values):
-            with contextlib.suppress(Exception), without_warnings():
-                _add_missing_fields(fields, read(image))
+        return read_metadata(image)
+    return Caption()
+
+
+def read_metadata(image: Image.Image) -> Caption:
+    """Read the metadata of a picture whose header has been read, as :func:`read_photo` does.
+
+    The file stays at its position, where a decoder continues.
+    """
+    fields: dict[str, Any] = {}
+    file = getattr(image, "fp", None)
+    position = None if file is None else file.tell()
+    for read in (_exif_values, _xmp_values, _iptc_values):
+        with contextlib.suppress(Exception), without_warnings():
+            _add_missing_fields(fields, read(image))
+    if file is not None:
+        file.seek(position)
     return _caption_from_fields(fields)
 
 

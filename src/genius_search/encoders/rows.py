@@ -37,6 +37,8 @@ class FeatureRow(NamedTuple):
     """Role and id, with which some encoders look features up."""
     modality: Modality
     image: Path | None = None
+    picture: Image.Image | BadImage | None = None
+    """The image if it has been decoded already, or the reason why it cannot be."""
     text: str | None = None
     """Text for the encoder, including the instruction."""
     wanted: Modality | None = None
@@ -200,8 +202,10 @@ class _ShardEncoder:
 
         def decode(row: FeatureRow) -> Image.Image | None:
             try:
-                if row.image is None:
-                    return None
+                if isinstance(row.picture, BadImage):
+                    raise row.picture
+                if row.image is None or row.picture is not None:
+                    return row.picture
                 return open_still(row.image, shortest_side=SHORTEST_SIDE)
             except BadImage as error:
                 if not self._skip_bad_images:

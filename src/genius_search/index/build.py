@@ -250,9 +250,7 @@ class PoolChanges:
         count = self._count_entries()
         if count:
             entries = items_to_encode(self.entries(), self.pool.with_fields)
-            self.features = work.encode(
-                entries, count, progress, add_file_fields=self.pool.with_fields
-            )
+            self.features = work.encode(entries, count, progress, pool=self.pool)
             self.contents = self.features.contents
             self.left_out += self.features.left_out
 
@@ -480,7 +478,7 @@ def _find_reusable(pool_changes: PoolChanges, folder: Path, snapshot: Snapshot) 
     for change, item in pool_changes.items():
         if sizes.get(change.number) not in stored_sizes:
             continue
-        content = ContentHash.of(item, folder)
+        content = ContentHash.of(item, folder, pool_changes.pool.pictures.digest)
         if content is None:
             continue
         touched = _touched_item(change, item, content, pool_changes.pool)

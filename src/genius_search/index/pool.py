@@ -32,12 +32,11 @@ from genius_search.data.features import LeftOut
 from genius_search.data.folder import read_file, read_folder
 from genius_search.data.images import as_image, encode_jpeg, image_type, read_raw_preview
 from genius_search.data.mbeir import read_pool
-from genius_search.data.photo_metadata import read_photo
 from genius_search.data.raw_photos import is_raw_photo
 from genius_search.data.values import fields_to_json
-from genius_search.data.video import is_video_file, video_fields
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item
+from genius_search.index.pictures import PictureFiles, read_picture
 from genius_search.index.roots import id_of_path, innermost_root, new_root
 from genius_search.index.store import Root
 from genius_search.index.writer import Writer
@@ -85,24 +84,27 @@ class Pool:
     """The roots that ``Item.root`` numbers."""
     unsure: Collection[str] = ()
     """Pictures whose captions cannot be read now; they keep the captions that the index has."""
+    pictures: PictureFiles = field(default_factory=PictureFiles)
+    """The files of the items' pictures, as far as they have been read."""
 
     def with_fields(self, item: Item) -> Item:
         """Return an item with the caption and fields of its file.
 
-        This opens the picture, so it is called only for items that are written.
+        This reads the picture, so it is called only for items that are written.
         """
         if not self.has_files:
             return item
         captions = self.roots[item.root].captions if self.roots and item.root is not None else True
-        return with_file_fields(item, captions=captions)
+        photo = Caption() if item.image is None else self.pictures.get(Path(item.image)).caption
+        return with_file_fields(item, photo, captions=captions)
 
 
 PoolSource: TypeAlias = str | Path | Iterable[object] | Pool
 """A pool on disk, items in memory, or an open pool."""
 
 
-def with_file_fields(item: Item, *, captions: bool = True) -> Item:
-    """Add to an item the words of its name, its folder, and the metadata of its picture.
+def with_file_fields(item: Item, photo: Caption, *, captions: bool = True) -> Item:
+    """Add to an item the words of its name, its folder, and the metadata of its photo.
 
     A text and fields that the item already has are not overwritten. For example, the item
     ``trips/red_kite.jpg`` gets the fields ``{"folder": "trips", "name": "red kite"}``, and is about
@@ -111,7 +113,6 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     path = PurePosixPath(item.id)
     name = {"name": " ".join(re.findall(r"[^\W_]+", path.stem))}
     folder = {} if path.parent == PurePosixPath() else {"folder": str(path.parent)}
-    photo = _read_metadata(item)
     text = item.text or (clean(composed(photo.text)) if captions and photo.text else None)
     fields = {**folder, **name, **photo.fields, **item.fields}
     about = None
@@ -121,14 +122,6 @@ def with_file_fields(item: Item, *, captions: bool = True) -> Item:
     source, _ = fields_to_json(fields)
     modality = Modality.of(has_image=item.image is not None, has_text=text is not None)
     return item._replace(modality=modality, text=text, source=source, about=about)
-
-
-def _read_metadata(item: Item) -> Caption:
-    """Return the caption and the fields inside the file of a picture or a video."""
-    if item.image is None:
-        return Caption()
-    path = Path(item.image)
-    return Caption((), video_fields(path)) if is_video_file(path) else read_photo(path)
 
 
 def is_candidate_list(pool: Path) -> bool:
@@ -393,7 +386,8 @@ def _read_file_items(source: Path, *, captions: bool) -> tuple[list[Item], list[
     for candidate in scan.candidates:
         item = to_item(candidate, scan.root.resolve())
         # The fields come from the name of the file, the id from the path as it was given.
-        item = with_file_fields(item, captions=captions)
+        photo = read_picture(Path(item.image), decodes=False).caption if item.image else Caption()
+        item = with_file_fields(item, photo, captions=captions)
         items.append(item._replace(id=composed(file.as_posix())))
     return items, [*map(_left_out, scan.problems)]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -60,16 +60,20 @@ class ContentHash(NamedTuple):
     """Hash of the picture file; empty for a text."""
 
     @staticmethod
-    def of(item: Item, folder: Path) -> ContentHash | None:
+    def of(
+        item: Item, folder: Path, digest_of: Callable[[Path], str | None] | None = None
+    ) -> ContentHash | None:
         """Return the content hash of an item; None if its picture cannot be read.
 
         Parameters
         ----------
         folder
             Folder of the index, which the paths of stored pictures are relative to.
+        digest_of
+            Returns the hash of a picture; by default its file is read (:func:`hash_picture`).
         """
         size = content_size(item, folder)
-        picture = "" if item.image is None else hash_picture(folder / item.image)
+        picture = "" if item.image is None else (digest_of or hash_picture)(folder / item.image)
         if size is None or picture is None:
             return None
         return ContentHash(size, _hash_words(item.modality, item.text), picture)
@@ -94,6 +98,11 @@ def _hash_words(modality: Modality, text: str | None) -> str:
     """Return the hash of a text. The modality is part of it, because it decides what is encoded."""
     words = repr((modality.mbeir, text)).encode()
     return hashlib.blake2b(words, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def hash_bytes(data: bytes) -> str:
+    """Return the hash of the bytes of a picture, as :func:`hash_picture` does."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
 def hash_picture(file: Path) -> str | None:

@@ -6,7 +6,8 @@ in ``.work/``, so that an interrupted run loses little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,13 @@ from jaxtyping import Float32, Int8, Int64, Shaped
 
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import FeatureBatch, Features, LeftOut, Shard
-from genius_search.data.images import image_type
-from genius_search.data.video import is_video_file, probe_video
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
 from genius_search.encoders.rows import FeatureRow, encode_rows
 from genius_search.encoders.store import FeatureStore, GrowingBlocks, key_of
-from genius_search.errors import BadData, BadImage, plural
+from genius_search.errors import BadData, plural
 from genius_search.index.items import Item
-from genius_search.index.pool import MAX_SHOWN_REASONS
+from genius_search.index.pictures import PictureFile, read_picture
+from genius_search.index.pool import MAX_SHOWN_REASONS, Pool
 from genius_search.index.roots import ContentHash
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import PICTURES, WORK
@@ -148,7 +148,7 @@ class ItemEncoder:
         expected: int,
         progress: Progress,
         *,
-        add_file_fields: Callable[[Item], Item] = lambda item: item,
+        pool: Pool | None = None,
         has_contents: bool = True,
     ) -> Features:
         """Return the features of items; their ids are the positions of the items.
@@ -161,8 +161,8 @@ class ItemEncoder:
             Items with stamps.
         expected
             The number of items.
-        add_file_fields
-            Adds to an item the text and fields that are stored inside its file.
+        pool
+            Pool that the items are from, which adds the texts and fields inside their files.
         has_contents
             Whether to read the files for their content hashes, too.
 
@@ -175,7 +175,9 @@ class ItemEncoder:
         self._store = FeatureStore(
             self._folder / WORK,
             self._encoder,
-            partial(self._encode_block, add_file_fields=add_file_fields, has_contents=has_contents),
+            partial(
+                self._encode_block, pool=pool or Pool(lambda: iter(())), has_contents=has_contents
+            ),
         )
         features, positions = self._store.encode(
             _number_items(items),
@@ -205,23 +207,20 @@ class ItemEncoder:
         return not self._has_pixels or all(entry.item.image for entry in encoded)
 
     def _encode_block(
-        self,
-        block: Sequence[_NumberedItem],
-        *,
-        add_file_fields: Callable[[Item], Item],
-        has_contents: bool,
+        self, block: Sequence[_NumberedItem], *, pool: Pool, has_contents: bool
     ) -> Shard:
         """Encode items into a shard with their content hashes."""
+        pictures = self._read_pictures(block, pool)
         contents: dict[int, str | None] = {}
         if has_contents:
-            for number, _, item in block:  # before encoding, since a file may change meanwhile
-                content = ContentHash.of(item, self._folder)
+            digests = {path: picture.digest for path, picture in pictures.items()}
+            for number, _, item in block:
+                content = ContentHash.of(item, self._folder, digests.get if digests else None)
                 contents[number] = None if content is None else str(content)
-        has_images = reads_images(self._encoder)
-        unreadable = [] if has_images else _find_unreadable(block, self._folder)
+        unreadable = [] if reads_images(self._encoder) else self._find_unreadable(block, pictures)
         bad_numbers = {problem.id for problem in unreadable}
         rows = [
-            self._row(entry._replace(item=add_file_fields(entry.item)), with_picture=has_images)
+            self._row(entry._replace(item=pool.with_fields(entry.item)), pictures)
             for entry in block
             if entry.number not in bad_numbers
         ]
@@ -240,18 +239,49 @@ class ItemEncoder:
             ],
         )
 
-    def _row(self, entry: _NumberedItem, *, with_picture: bool) -> FeatureRow:
+    def _read_pictures(self, block: Sequence[_NumberedItem], pool: Pool) -> dict[Path, PictureFile]:
+        """Read the files of a block's pictures, each once, in two threads.
+
+        Pictures whose features are looked up are not opened.
+        """
+        if not self._has_pixels and reads_images(self._encoder):
+            return {}
+        paths = {self._folder / entry.item.image: None for entry in block if entry.item.image}
+        read: Callable[[Path], PictureFile] = partial(read_picture, decodes=self._has_pixels)
+        if pool.has_files:  # their metadata is used again when the items are written
+            read = pool.pictures.open if self._has_pixels else pool.pictures.get
+        with ThreadPoolExecutor(2) as threads:
+            return dict(zip(paths, threads.map(read, paths), strict=True))
+
+    def _find_unreadable(
+        self, block: Sequence[_NumberedItem], pictures: Mapping[Path, PictureFile]
+    ) -> list[LeftOut]:
+        """Return the pictures that no program can open."""
+        unreadable = []
+        for number, _, item in block:
+            problem = pictures[self._folder / item.image].problem if item.image else None
+            if problem is not None:
+                unreadable.append(LeftOut(number, str(problem.file), problem.reason))
+        return unreadable
+
+    def _row(self, entry: _NumberedItem, pictures: Mapping[Path, PictureFile]) -> FeatureRow:
         """Return the row of an item; without pictures, it is a text, the item's description."""
         item = entry.item
-        has_picture = with_picture and item.image is not None
-        return FeatureRow(
+        row = FeatureRow(
             id=entry.number,
             key=ItemKey("candidate", item.id),
-            modality=item.modality if with_picture else Modality.TEXT,
-            image=self._folder / (item.image or "") if has_picture else None,
-            text=format_text(item.text if with_picture else item.description),
+            modality=Modality.TEXT,
+            text=format_text(item.description),
             content_key=entry.key,
         )
+        if not reads_images(self._encoder):
+            return row
+        row = row._replace(modality=item.modality, text=format_text(item.text))
+        if item.image is None:
+            return row
+        path = self._folder / item.image
+        picture = pictures.get(path, PictureFile())
+        return row._replace(image=path, picture=picture.problem or picture.pixels)
 
 
 class _NumberedItem(NamedTuple):
@@ -268,19 +298,6 @@ def _number_items(items: Iterable[Item]) -> Iterator[tuple[int, _NumberedItem]]:
         # Text in a picture is read after the picture was encoded, and changes its description.
         key = key_of(item.stamp, item.id, item.picture_words or "")
         yield key, _NumberedItem(number, key, item)
-
-
-def _find_unreadable(block: Sequence[_NumberedItem], folder: Path) -> list[LeftOut]:
-    """Return the pictures that no program can open."""
-    unreadable = []
-    for number, _, item in block:
-        if item.image is not None:
-            path = folder / item.image
-            try:
-                probe_video(path) if is_video_file(path) else image_type(path)
-            except BadImage as error:
-                unreadable.append(LeftOut(number, str(error.file), error.reason))
-    return unreadable
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from PIL import ExifTags, Image
 
 from genius_search.cli import main
 from genius_search.errors import BadData
-from genius_search.index import pool
+from genius_search.index import pictures
 from genius_search.index.index import Index
 
 COLOURS = ("red", "green", "blue", "gold")
@@ -116,7 +116,7 @@ def test_captions_that_are_cut_are_named_and_other_kinds_once(clip_folder, tmp_p
 
 
 def test_unchanged_photos_are_not_opened_again(index, photos, monkeypatch):
-    monkeypatch.setattr(pool, "read_photo", None)
+    monkeypatch.setattr(pictures, "read_picture", None)
     assert index.sync(photos).unchanged == 5
 
 

@@ -12,9 +12,8 @@ import pytest
 from PIL import ExifTags, Image
 
 from genius_search.cli import main
-from genius_search.encoders import rows as encoding
 from genius_search.errors import BadData, UsageError
-from genius_search.index import source
+from genius_search.index import pictures, source
 from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.pool import stamp_of
@@ -54,17 +53,17 @@ def index(notes, tmp_path):
 def opened(monkeypatch):
     """Names of the pictures that were decoded; the ninth is interrupted."""
     names: Counter[str] = Counter()
-    real = encoding.open_still
+    real = pictures.decode_image
     monkeypatch.setattr(source, "MAX_BLOCK_IMAGES", 1)
 
-    def open_still(path, **settings):
+    def decode(path, image, **settings):
         if len(names) == 8 and not names["interrupted"]:
             names["interrupted"] += 1
             raise KeyboardInterrupt
         names["/".join(path.parts[-3:])] += 1
-        return real(path, **settings)
+        return real(path, image, **settings)
 
-    monkeypatch.setattr(encoding, "open_still", open_still)
+    monkeypatch.setattr(pictures, "decode_image", decode)
     return names
 
 

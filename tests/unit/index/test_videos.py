@@ -146,8 +146,8 @@ def test_frames_that_were_encoded_before_an_interruption_are_kept(folder, monkey
     image_features = ColourEncoder.image_features
     with monkeypatch.context() as patch:
         patch.setattr(ColourEncoder, "image_features", count)
-        patch.setattr("genius_search.index.source.FIRST_BLOCK_ITEMS", 2)
-        patch.setattr("genius_search.index.source.MAX_BLOCK_SECONDS", 0.0)
+        patch.setattr("genius_search.encoders.store.FIRST_BLOCK_ROWS", 2)
+        patch.setattr("genius_search.encoders.store.MAX_BLOCK_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             create(folder)
     monkeypatch.setattr(video_module, "_decode", lambda *_, **__: pytest.fail("decoded again"))
