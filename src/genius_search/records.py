@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -87,6 +87,18 @@ class Query:
     task_id: int | None = None
     source: str | None = None
     """M-BEIR's ``query_src_content``, verbatim."""
+    number: int = field(default=-1, compare=False)
+    """UniIR's integer for the id, of which it follows unless the reader of a file has parsed it."""
+
+    def __post_init__(self) -> None:
+        """Parse the id, if the reader has not."""
+        if self.number < 0:
+            object.__setattr__(self, "number", query_number(self.qid))
+
+    @property
+    def dataset(self) -> int:
+        """The number of the data set."""
+        return self.number // QUERY_CAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,8 @@ class Candidate:
     """Path relative to the root of the data set."""
     source: str | None = None
     """M-BEIR's ``src_content``, verbatim."""
+    number: int = field(default=-1, compare=False)
+    """UniIR's integer for the id; -1 for a file of a folder, whose id is its path."""
 
 
 QUERY_CAP: Final = 500_000

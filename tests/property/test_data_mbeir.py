@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genius_search.data.mbeir import IdColumn, read_candidates, read_pool, read_qrels, read_queries
-from genius_search.records import TASKS, Candidate, Modality, Query, composed
+from genius_search.records import TASKS, Candidate, Modality, Query, candidate_number, composed
 from genius_search.text import clean
 from research.mbeir_files import write_candidates, write_qrels, write_queries
 
@@ -118,6 +118,8 @@ def test_whatever_a_file_holds_every_line_is_read_or_counted(raw):
 def test_a_column_of_ids_reads_like_a_dict_of_zeros(pairs, others):
     column, expected = IdColumn(), {}
     for id_, value in pairs:
-        assert column[id_] == expected.get(id_, 0)
-        column[id_] = expected[id_] = value
-    assert [column[id_] for id_ in others] == [expected.get(id_, 0) for id_ in others]
+        assert column[candidate_number(id_)] == expected.get(id_, 0)
+        column[candidate_number(id_)] = expected[id_] = value
+    assert [column[candidate_number(id_)] for id_ in others] == [
+        expected.get(id_, 0) for id_ in others
+    ]

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float32, Int32, Int64, Shaped
 
 from genius_search.artifact import open_artifact
 from genius_search.errors import ArtifactMismatch, BadData
-from genius_search.records import NUM_MODALITIES, Query, candidate_number, did_of, query_number
+from genius_search.records import NUM_MODALITIES, Query, candidate_number, did_of
 from genius_search.writing import new_folder
 
 FEATURES_KIND: Final = "features"
@@ -363,7 +363,7 @@ class Pairs:
         self._starts = np.cumsum(self._counts) - self._counts
         self._modality = candidates.modality
         self._epoch: tuple[int, int] | None = None
-        numbers = np.array([query_number(query.qid) for query in lines])
+        numbers = np.array([query.number for query in lines])
         # Rows of line i for target modality m: from self._first_row[i, m], self._num_variants[i, m]
         self._first_row, self._num_variants = _find_variants(queries, numbers)
 

@@ -154,7 +154,7 @@ def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Poo
         raise BadData(f"{pool}: there is no such file or folder")
     if is_candidate_list(pool):
         folder = _folder_of_list(pool.resolve())
-        opened_pool = Pool(lambda: (to_item(entry, folder) for entry in read_pool([pool])))
+        opened_pool = Pool(partial(_read_list, pool, folder, set()))
     else:
         root = new_root(pool.resolve(), (), (), captions=captions, exclude=exclude)
         opened_pool = open_roots((root,), [0])
@@ -163,6 +163,23 @@ def open_pool(pool: Path, *, captions: bool, exclude: Sequence[str] = ()) -> Poo
             f" in {pool}: no picture or text that can be used", opened_pool.left_out
         )
     return opened_pool
+
+
+def _read_list(file: Path, folder: Path, checked: set[tuple[int, int]]) -> Iterator[Item]:
+    """Yield the items of a list of candidates, whose ids are checked when it is first read.
+
+    Parameters
+    ----------
+    folder
+        The folder that the paths of pictures are relative to.
+    checked
+        Size and time of the file, if it has been read to its end.
+    """
+    status = file.stat()
+    state = (status.st_size, status.st_mtime_ns)
+    for candidate in read_pool([file], is_checked=state in checked):
+        yield to_item(candidate, folder)
+    checked.add(state)
 
 
 def _folder_of_list(file: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -26,11 +27,8 @@ from genius_search.records import (
     Candidate,
     Modality,
     Query,
-    candidate_number,
     format_text,
     instructed,
-    parse_id,
-    query_number,
 )
 
 InstructionChoice = Literal["hashed", "first", "none"]
@@ -64,7 +62,7 @@ def embed_pool(
 def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
     """Return the row of a candidate; it has no instruction."""
     return FeatureRow(
-        id=candidate_number(candidate.did),
+        id=candidate.number,
         key=ItemKey("candidate", candidate.did),
         modality=candidate.modality,
         image=None if candidate.image is None else data.image_path(candidate.image),
@@ -75,7 +73,7 @@ def candidate_row(data: MBeir, candidate: Candidate) -> FeatureRow:
 def query_row(data: MBeir, query: Query, target: Modality, instruction: str | None) -> FeatureRow:
     """Return the row of a query with an instruction for the target modality."""
     return FeatureRow(
-        id=query_number(query.qid),
+        id=query.number,
         key=ItemKey("query", query.qid),
         modality=query.modality,
         image=None if query.image is None else data.image_path(query.image),
@@ -96,7 +94,7 @@ def choose_instruction(
 
     Deviation 25: the choice is a hash of the seed and the query; UniIR draws it at random.
     """
-    suitable = instructions.lookup(parse_id(query.qid)[0], query.modality, target)
+    suitable = instructions.lookup(query.dataset, query.modality, target)
     if choice == "none" or not suitable:
         return None
     if choice == "first":
@@ -192,9 +190,7 @@ class TrainingRecords:
         """The query of each line. Repeated lines, as in M-BEIR, are drawn more often."""
         for path in files:
             for query in read_queries(path):
-                self.lines.append(
-                    Query(query.qid, query.modality, query.text, query.image, query.positives)
-                )
+                self.lines.append(replace(query, task_id=None, source=None))
         self.pools = data.training_pools()
         self.only: frozenset[str] | None = None
         """Ids of the candidates to embed; None for all candidates of the pools."""
@@ -240,9 +236,7 @@ class TrainingRecords:
             rows = positives[end - count : end]
             for code in np.unique(candidates.modality[rows]).tolist():
                 target = modalities[code]
-                suitable = self.data.instructions.lookup(
-                    parse_id(query.qid)[0], query.modality, target
-                )
+                suitable = self.data.instructions.lookup(query.dataset, query.modality, target)
                 for instruction in suitable or (None,):
                     yield query_row(self.data, query, target, instruction)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from genius_search import records
 from genius_search.data.mbeir import (
     Instructions,
     MBeir,
@@ -16,6 +18,7 @@ from genius_search.data.mbeir import (
     read_queries,
 )
 from genius_search.errors import BadData, BadRecord
+from genius_search.index.pool import open_pool
 from genius_search.records import Modality
 
 TEXT, IMAGE, BOTH = Modality.TEXT, Modality.IMAGE, Modality.IMAGE_TEXT
@@ -262,3 +265,21 @@ def test_a_bad_instruction_row_is_named(tmp_path, row):
     with pytest.raises(BadRecord) as caught:
         Instructions.read(lines(tmp_path / "i.tsv", HEADER, row))
     assert caught.value.line == 2
+
+
+def test_each_id_of_a_pool_is_parsed_once_however_often_the_pool_is_read(tmp_path, monkeypatch):
+    file = tmp_path / "pool.jsonl"
+    lines = [{"did": f"1:{n}", "modality": "text", "txt": f"text {n}"} for n in range(5)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    parsed = []
+    parse = records.parse_id
+    monkeypatch.setattr(records, "parse_id", lambda text: parsed.append(text) or parse(text))
+    pool = open_pool(file, captions=True)
+    assert [len([*pool.items()]) for _ in range(3)] == [5, 5, 5]
+    assert Counter(parsed) == {
+        "1:0": 2,
+        **{f"1:{n}": 1 for n in range(1, 5)},
+    }  # the first was tried
+    file.write_text(file.read_text().replace("1:4", "1:3"))
+    with pytest.raises(BadRecord, match="occurs twice"):
+        [*pool.items()]
