@@ -92,10 +92,10 @@ def test_the_library_finds_the_items_and_scores_of_the_plain_search(library, dra
     searcher, queries = drawn
     settings = dataclasses.replace(searcher.config, candidates=10**6, **changes)
     ranker, evidence = searcher.model.ranker, searcher._evidence
-    evidence.packed_parts = None
+    evidence.packed_parts = evidence.packed_all = None
     segments = searcher.snapshot.search_segments
     found = open_compiled_search(ranker).search(segments, queries, settings, evidence)
-    evidence.packed_parts = None
+    evidence.packed_parts = evidence.packed_all = None
     for query, ranking in zip(queries, found, strict=True):
         everything = dataclasses.replace(settings, shortlist=0)
         plain = rank_cells(ranker, segments, query._replace(k=10**6), everything, evidence)
@@ -122,10 +122,10 @@ def test_cells_that_are_left_out_lose_little(library, drawn, monkeypatch):
     searcher, queries = drawn
     settings = dataclasses.replace(searcher.config, shortlist=30, margin=3.0)
     ranker, evidence = searcher.model.ranker, searcher._evidence
-    evidence.packed_parts = None
+    evidence.packed_parts = evidence.packed_all = None
     segments = searcher.snapshot.search_segments
     found = open_compiled_search(ranker).search(segments, queries, settings, evidence)
-    evidence.packed_parts = None
+    evidence.packed_parts = evidence.packed_all = None
     shares = []
     for query, ranking in zip(queries, found, strict=True):
         plain = rank_cells(ranker, segments, query, settings, evidence)

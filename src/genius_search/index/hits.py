@@ -132,6 +132,23 @@ def unread_hits(source: HitSource, count: int) -> list[SearchHit]:
     return hits
 
 
+def source_of(hit: SearchHit) -> HitSource | None:
+    """Return what reads the values of a hit; None if it was made with its values."""
+    source: HitSource | None = getattr(hit, "_source", None)
+    return source
+
+
+def values_of(hit: SearchHit) -> Sequence[Any]:
+    """Return the values of a hit, in the order of the fields of :class:`SearchHit`.
+
+    Unlike the hit's attributes, they are not kept in the hit, which takes less time.
+    """
+    source = source_of(hit)
+    if source is None:
+        return [getattr(hit, name) for name in SearchHit.__match_args__]
+    return source.all_values(hit._position)  # noqa: SLF001  of this module
+
+
 class FacetValue(NamedTuple):
     """A value of a field, and the number of items that have it."""
 
@@ -281,9 +298,42 @@ class HitReader:
         source = self._source
         if source is not None:
             with check_files_on_error(source[0]):
-                self._values = _read_values(*source)
+                self._values = _read_values(None, *source)
             self._source = None
         return self._values[position]
+
+    @staticmethod
+    def read_all(readers: Sequence[HitReader]) -> None:
+        """Read the values of several queries' hits, which is faster than one after the other."""
+        sources = [reader._source for reader in readers]  # noqa: SLF001  of this class
+        unread = [
+            (reader, source) for reader, source in zip(readers, sources, strict=True) if source
+        ]
+        if len({id(source[0]) for _, source in unread}) != 1:
+            return  # there are none, or the index has changed between them; they are read later
+        snapshot: Snapshot = unread[0][1][0]
+        all_candidates: list[Candidates] = [source[3] for _, source in unread]
+        segments = np.concatenate([candidates.segments for candidates in all_candidates])
+        all_rows = np.concatenate([candidates.items for candidates in all_candidates])
+        with check_files_on_error(snapshot):
+            items = snapshot.items_at(segments, snapshot.owner_rows(segments, all_rows))
+            start = 0
+            for (reader, source), candidates in zip(unread, all_candidates, strict=True):
+                end = start + len(candidates.items)
+                reader._values = _read_values(items[start:end], *source)  # noqa: SLF001
+                reader._source = None  # noqa: SLF001
+                start = end
+
+
+def read_hits(hit_lists: Iterable[Sequence[SearchHit]]) -> None:
+    """Read the values of the hits of several queries, with one statement for each segment."""
+    readers = {}
+    for hits in hit_lists:
+        for hit in hits:
+            source = source_of(hit)
+            if isinstance(source, HitReader):
+                readers[id(source)] = source
+    HitReader.read_all([*readers.values()])
 
 
 def make_hits(
@@ -311,15 +361,20 @@ def _read_heads(
 
 
 def _read_values(
+    items: Sequence[Item] | None,
     snapshot: Snapshot,
     settings: HitSettings,
     query: EncodedQuery,
     candidates: Candidates,
 ) -> list[tuple[Any, ...]]:
-    """Return the values of hits, in the order of the fields of :class:`SearchHit`."""
+    """Return the values of hits, in the order of the fields of :class:`SearchHit`.
+
+    ``items`` are the items of the hits, if they have been read.
+    """
     count = len(candidates.items)
     owner_rows = snapshot.owner_rows(candidates.segments, candidates.items)
-    items = snapshot.items_at(candidates.segments, owner_rows)
+    if items is None:
+        items = snapshot.items_at(candidates.segments, owner_rows)
     segments = [snapshot.segments[number] for number in candidates.segments.tolist()]
     item_rows = candidates.items.tolist()
     id_rows = candidates.id_rows.tolist()
@@ -336,7 +391,8 @@ def _read_values(
         row = item_rows[position]
         if segment.moments is not None and query.words is not None:
             row = _row_of_words(item, segment, row, int(owner_rows[position]), query.words.words)
-        passage, moment = _passage_of(item, segment, row)
+        fields = item.fields
+        passage, moment = _passage_of(item, fields, segment, row)
         decoded: tuple[float, ...] = ()
         if settings.decodes:
             log_probabilities = candidates.log_probabilities[position]
@@ -349,7 +405,7 @@ def _read_values(
                 item.modality,
                 item.text,
                 item.image,
-                item.fields,
+                fields,
                 tuple(segment.table.ids[id_rows[position], : settings.num_levels].tolist()),
                 decoded,
                 probabilities[position],
@@ -394,16 +450,18 @@ def _matched_sources(item: Item, words: Sequence[str]) -> tuple[str, ...]:
     return find_sources(words, sources)
 
 
-def _passage_of(item: Item, segment: Segment, row: int) -> tuple[str | None, float | None]:
+def _passage_of(
+    item: Item, fields: dict[str, Any], segment: Segment, row: int
+) -> tuple[str | None, float | None]:
     """Return the text of the passage in a row, if it has one, and the second in its video.
 
     The row of a video itself stands for its first frame, whose second is a field. The text of
     subtitles without a video has marks of time.
     """
-    item_kind = item.fields.get("kind")
+    item_kind = fields.get("kind")
     number = row - segment.num_items  # rows of passages follow the rows of all items
     if number < 0:
-        seconds = item.fields.get("poster") if item_kind == "video" else None
+        seconds = fields.get("poster") if item_kind == "video" else None
         if item_kind == "subtitles":
             seconds = second_at(item.text or "", 0)
         return None, seconds if isinstance(seconds, (int, float)) else None

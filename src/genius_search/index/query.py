@@ -216,7 +216,7 @@ class SnapshotSearcher:
         ranges = [0.0] * len(queries)
         if any(query.words is not None or query.choice_shares for query in queries):
             ranges = self._candidates.measure_ranges(queries, candidates)
-            candidates = self._candidates.add_raised(queries, candidates)
+            candidates = self._candidates.add_raised(queries, candidates, ranges)
         ranked = zip(queries, candidates, ranges, strict=True)
         for parts in requests:
             yield [*islice(ranked, len(parts))]

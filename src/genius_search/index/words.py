@@ -120,6 +120,13 @@ class WordMatches(NamedTuple):
             has_all=self.has_all[rows],
         )
 
+    def reach(
+        self, locations: Int64[np.ndarray, " some"], least_share: float
+    ) -> Bool[np.ndarray, " some"]:
+        """Return which of some matches have at least a share of the range, or a code."""
+        rows = self.locations.searchsorted(locations)
+        return np.asarray((self.shares[rows] >= least_share) | self.has_code[rows])
+
     @property
     def has_rare(self) -> bool:
         """Whether a word of the query is rare."""

@@ -18,7 +18,7 @@ from genius_search.nn.codebooks import as_floats
 from genius_search.nn.fine import FineCodes, unpack_fine_codes
 from genius_search.nn.spread import decode_densities, fade
 from genius_search.search.rank import Candidates, CodeRanker, Evidence, SearchQuery
-from genius_search.search.table import Allowed, IdTable, RankedBits, SearchSegment
+from genius_search.search.table import Allowed, IdTable, SearchSegment
 from genius_search.search.vectors import StoredVectors
 
 MAX_SAMPLED_CELLS: Final = 2048
@@ -57,6 +57,9 @@ class CellGrid:
         self.sizes = tuple(len(level) for level in levels)
         """Number of modalities, of first and of second codes."""
         self._starts: WeakKeyDictionary[IdTable, Int32[np.ndarray, " fences"]] = WeakKeyDictionary()
+        self._sampled_ranges: WeakKeyDictionary[IdTable, Int64[np.ndarray, "2 sampled"]] = (
+            WeakKeyDictionary()
+        )
         vectors = np.concatenate(levels)
         self.dim = -(-vectors.shape[1] // 16) * 16
         """Number of dimensions in ``cell_vectors``."""
@@ -92,22 +95,40 @@ class CellGrid:
             starts = self._starts.setdefault(table, counts.cumsum(dtype=np.int32))
         return starts
 
-    def counts(
-        self, starts: Int32[np.ndarray, " fences"], positions: RankedBits | None
-    ) -> tuple[Int32[np.ndarray, " sampled"], Int64[np.ndarray, " modalities"]]:
-        """Return the number of allowed items in the sampled cells, and of each modality.
+    def sampled_ranges(self, table: IdTable) -> Int64[np.ndarray, "2 sampled"]:
+        """Return the positions of the first item of each sampled cell, and those after its last.
 
-        ``positions`` are the positions of the allowed items; None allows all.
+        They are ascending. Cached.
         """
-        modalities, *_ = self.sizes
-        num_cells = self.sizes[1] * self.sizes[2]
-        cells = (np.arange(modalities)[:, None] * num_cells + self._sampled).ravel()
-        low, high = starts[cells].astype(np.int64), starts[cells + 1].astype(np.int64)
-        fences = starts[::num_cells].astype(np.int64)
-        if positions is None:
+        ranges = self._sampled_ranges.get(table)
+        if ranges is None:
+            starts = self.starts(table)
+            num_cells = self.sizes[1] * self.sizes[2]
+            cells = (np.arange(self.sizes[0])[:, None] * num_cells + self._sampled).ravel()
+            ranges = np.stack([starts[cells], starts[cells + 1]]).astype(np.int64)
+            ranges = self._sampled_ranges.setdefault(table, ranges)
+        return ranges
+
+    def counts(
+        self, table: IdTable, allowed: Allowed | None
+    ) -> tuple[Int32[np.ndarray, " sampled"], Int64[np.ndarray, " modalities"]]:
+        """Return the number of allowed items in the sampled cells, and of each modality."""
+        low, high = self.sampled_ranges(table)
+        fences = self.starts(table)[:: self.sizes[1] * self.sizes[2]].astype(np.int64)
+        if allowed is None:
             return (high - low).astype(np.int32), np.diff(fences)
-        counts = positions.count(low, high).astype(np.int32)
-        return counts, positions.count(fences[:-1], fences[1:])
+        if allowed.rows is None:
+            counts = allowed.positions.count(low, high).astype(np.int32)
+            return counts, allowed.positions.count(fences[:-1], fences[1:])
+        # An empty cell starts where the next one does, so that the last of them has the item.
+        positions = table.positions_of_items[allowed.rows]
+        cells = low.searchsorted(positions, side="right") - 1
+        cells = cells[(cells >= 0) & (positions < high[cells])]
+        modalities = fences.searchsorted(positions, side="right") - 1
+        return (
+            np.bincount(cells, minlength=len(low)).astype(np.int32),
+            np.bincount(modalities, minlength=len(fences) - 1).astype(np.int64),
+        )
 
 
 def _half_norms(

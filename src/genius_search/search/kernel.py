@@ -583,9 +583,13 @@ def _pack_parts(
     evidence: Evidence,
     grid: CellGrid | None,
 ) -> PackedParts:
-    """Return the parts of the library for a restriction; those of the last search are cached."""
+    """Return the parts of the library for a restriction.
+
+    Those of searches without conditions are cached, and those of the last search with conditions.
+    """
     sources = (segments, restriction, vectors)
-    cached = evidence.packed_parts  # another thread may replace it
+    cache = "packed_all" if restriction is None else "packed_parts"
+    cached: PackedParts | None = getattr(evidence, cache)  # another thread may replace it
     if cached is not None and not any(map(operator.is_not, cached.sources[:3], sources)):
         return cached
     parts = []
@@ -606,7 +610,7 @@ def _pack_parts(
         parts.append(part)
     num_items = sum(segment.table.num_items for segment in segments)
     packed = PackedParts((*sources, arrays), b"".join(parts), num_items)
-    evidence.packed_parts = packed
+    setattr(evidence, cache, packed)
     return packed
 
 
@@ -620,7 +624,7 @@ def _pack_cells(
     """Set the fields of a part that the search of cells reads, and return their arrays."""
     starts = grid.starts(segment.table)
     positions = None if allowed is None else allowed.positions
-    sampled_counts, allowed_counts = grid.counts(starts, positions)
+    sampled_counts, allowed_counts = grid.counts(segment.table, allowed)
     part.cell_starts = starts.ctypes.data
     part.fine = fine.blocks.ctypes.data
     part.sampled_counts = sampled_counts.ctypes.data

@@ -200,4 +200,6 @@ class Evidence:
     """Densities fade for cosines within this distance of 1
     (:func:`genius_search.nn.spread.fade_width`)."""
     packed_parts: PackedParts | None = None
-    """Cache of the compiled search (:mod:`genius_search.search.kernel`)."""
+    """Cache of the compiled search (:mod:`genius_search.search.kernel`): the last conditions."""
+    packed_all: PackedParts | None = None
+    """The same for searches without conditions."""

@@ -267,6 +267,8 @@ class Allowed:
     ids: RankedBits
     """Table rows whose ID has at least one allowed item."""
     table: IdTable
+    rows: Int64[np.ndarray, " rows"] | None = None
+    """The rows of the items, if there are few."""
 
     @staticmethod
     def of(table: IdTable, items: Bool[np.ndarray, " items"]) -> Allowed:
@@ -283,12 +285,16 @@ class Allowed:
         items[rows] = True
         has_item = np.zeros(len(table), dtype=bool)
         has_item[table.rows_of_items[rows]] = True
-        return Allowed(items, RankedBits(has_item), table)
+        return Allowed(items, RankedBits(has_item), table, rows)
 
     @cached_property
     def positions(self) -> RankedBits:
         """Positions of the allowed items in the table's list of items."""
-        return RankedBits(self.items[self.table.items])
+        if self.rows is None:
+            return RankedBits(self.items[self.table.items])
+        is_position = np.zeros(len(self.items), dtype=bool)
+        is_position[self.table.positions_of_items[self.rows]] = True
+        return RankedBits(is_position)
 
 
 class SearchSegment(NamedTuple):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Shaped
-from pydantic import TypeAdapter
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import to_json
 
 from genius_search.border import SHORTEST_VECTOR
 from genius_search.config import SearchConfig, SearchSettings
@@ -19,7 +17,7 @@ from genius_search.data.images import SAFE_FORMATS, SHORTEST_SIDE, open_image
 from genius_search.encoders.base import VectorEncoder
 from genius_search.errors import GeniusError
 from genius_search.index.filters import Filter
-from genius_search.index.hits import Hits, SearchHit
+from genius_search.index.hits import Hits, SearchHit, read_hits, values_of
 from genius_search.index.index import Index, current_searcher
 from genius_search.index.request import SearchPart, SearchRequest
 from genius_search.serve import schemas
@@ -31,10 +29,6 @@ if TYPE_CHECKING:
 
 MAX_HITS_BYTES: Final = 8 << 20
 """Maximum total size of the hits of one response."""
-
-
-HITS_WRITER: Final = TypeAdapter(list[SearchHit]).serializer
-"""Writes hits as JSON, with null for numbers that are not finite."""
 
 
 class Query(NamedTuple):
@@ -211,7 +205,7 @@ class Result(NamedTuple):
 
 
 def search_all(index: Index, queries: Sequence[Query]) -> list[Result]:
-    """Search for all queries, in one batch for each combination of settings."""
+    """Search for all queries, in one batch for each combination of settings, and read the hits."""
     groups: dict[SearchConfig | None, list[int]] = {}
     for number, query in enumerate(queries):
         groups.setdefault(query.config, []).append(number)
@@ -230,6 +224,7 @@ def search_all(index: Index, queries: Sequence[Query]) -> list[Result]:
             raise
         for number, hits in zip(numbers, all_hits, strict=True):
             results[number] = Result(searcher.config, hits)
+    read_hits([result.hits for result in results.values()])
     return [results[number] for number in range(len(queries))]
 
 
@@ -283,19 +278,14 @@ def encode_hits(hits: Sequence[SearchHit], index: str, names: list[str] | None) 
     """Return hits as JSON, with the named fields, or all fields for None."""
     encoded_hits = []
     for hit in hits:
+        encoded = dict(zip(SearchHit.__match_args__, values_of(hit), strict=True))
         if names is not None:
-            fields = {name: hit.fields[name] for name in names if name in hit.fields}
-            encoded_hits.append(
-                dataclasses.replace(hit, fields=fields, image=picture_path(hit, index))
-            )
-        elif hit.image is not None:
-            encoded_hits.append(dataclasses.replace(hit, image=picture_path(hit, index)))
-        else:
-            encoded_hits.append(hit)
-    try:
-        return HITS_WRITER.to_json(encoded_hits)
-    except PydanticSerializationError:  # a lone surrogate
-        return written(encoded_hits)
+            fields = encoded["fields"]
+            encoded["fields"] = {name: fields[name] for name in names if name in fields}
+        if encoded["image"] is not None:
+            encoded["image"] = picture_path(hit, index)
+        encoded_hits.append(encoded)
+    return written(encoded_hits)
 
 
 def decode(data: bytes) -> Image.Image:
