@@ -246,7 +246,7 @@ class CandidateSearch:
                 ranked = np.sort(locations)
                 nearest = ranked.take(ranked.searchsorted(missing), mode="clip")
                 missing = missing[nearest != missing]
-                if query.words is not None and not query.choice_shares:
+                if len(missing) and query.words is not None and not query.choice_shares:
                     matches = query.words.for_locations(locations)
                     least_share = _least_share(ranking, matches, query.k, score_range)
                     missing = missing[query.words.reach(missing, least_share)]
