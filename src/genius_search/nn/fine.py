@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Int32, Integer, UInt8
 
 from genius_search.native.build import open_library
-from genius_search.nn.kmeans import assign, kmeans
+from genius_search.nn.kmeans import assign, draw_centroids, move_centroids
 
 FINE_VALUES: Final = 16
 """Number of vectors that a fine code distinguishes."""
@@ -105,12 +105,12 @@ class FineCodes(NamedTuple):
         codes = np.zeros((len(residuals), self.num_codes), np.uint8)
         library = open_library()
         if library is None:
-            for number, (low, high) in enumerate(self._bounds()):
+            for number, (low, high) in enumerate(self.parts()):
                 table = np.ascontiguousarray(self.vectors[low:high].T)
                 codes[:, number] = assign(residuals[:, low:high], table)
             return codes
         halves = np.zeros((len(self.ends), FINE_VALUES), np.float32)
-        for number, (low, high) in enumerate(self._bounds()):
+        for number, (low, high) in enumerate(self.parts()):
             halves[number] = np.square(self.vectors[low:high]).sum(axis=0) / 2
         arrays = [np.ascontiguousarray(array) for array in (residuals, self.vectors)]
         library.nearest_fine_codes(
@@ -125,7 +125,7 @@ class FineCodes(NamedTuple):
         sums = np.zeros((len(codes), self.dim), np.float32)
         library = open_library()
         if library is None:
-            for number, (low, high) in enumerate(self._bounds()):
+            for number, (low, high) in enumerate(self.parts()):
                 sums[:, low:high] = self.vectors[low:high].T[codes[:, number]]
             return sums
         arrays = [np.ascontiguousarray(array) for array in (codes, self.vectors)]
@@ -139,9 +139,9 @@ class FineCodes(NamedTuple):
     def products(self, query: Float32[np.ndarray, " dim"]) -> list[Float32[np.ndarray, " 16"]]:
         """Return the products of a query with the vectors of each code that has dimensions."""
         weighted = self.vectors * query[:, None]
-        return [weighted[low:high].sum(axis=0) for low, high in self._bounds()]
+        return [weighted[low:high].sum(axis=0) for low, high in self.parts()]
 
-    def _bounds(self) -> list[tuple[int, int]]:
+    def parts(self) -> list[tuple[int, int]]:
         """Return the first dimension of each code that has any, and the end."""
         ends = self.ends.tolist()
         return [(low, high) for low, high in zip([0, *ends[:-1]], ends, strict=True) if low < high]
@@ -166,18 +166,23 @@ def fit_fine_codes(
     """
     residuals = embeddings - cells
     ends = divide_dimensions(np.square(residuals, dtype=np.float64).mean(axis=0), num_codes - 1)
-    vectors = np.zeros((residuals.shape[1], FINE_VALUES), np.float32)
-    for low, high in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        if low < high:
-            clusters = kmeans(
-                np.ascontiguousarray(residuals[:, low:high]),
-                FINE_VALUES,
-                iterations=FINE_ITERATIONS,
-                random=np.random.default_rng(low),
-            )
-            vectors[low:high] = clusters.centroids.T
-    fine = FineCodes(vectors, ends, np.zeros(FINE_VALUES, np.float32))
-    half_norms = relative_half_norms(cells, fine.sum(fine.encode_residuals(residuals)), norm_weight)
+    no_norms = np.zeros(FINE_VALUES, np.float32)
+    fine = FineCodes(np.zeros((residuals.shape[1], FINE_VALUES), np.float32), ends, no_norms)
+    samples = [np.ascontiguousarray(residuals[:, low:high]) for low, high in fine.parts()]
+    for part, (low, high) in zip(samples, fine.parts(), strict=True):
+        random = np.random.default_rng(low)
+        fine.vectors[low:high] = draw_centroids(part, FINE_VALUES, random).T
+    codes = fine.encode_residuals(residuals)
+    for _ in range(FINE_ITERATIONS):  # k-means of all parts at once
+        for number, (low, high) in enumerate(fine.parts()):
+            centroids = np.ascontiguousarray(fine.vectors[low:high].T)
+            moved = move_centroids(centroids, samples[number], codes[:, number])
+            fine.vectors[low:high] = moved.T
+        previous_codes = codes
+        codes = fine.encode_residuals(residuals)
+        if np.array_equal(previous_codes, codes):
+            break
+    half_norms = relative_half_norms(cells, fine.sum(codes), norm_weight)
     low, high = np.percentile(half_norms, [NORM_TAIL, 100 - NORM_TAIL])
     return fine._replace(half_norms=np.linspace(low, high, FINE_VALUES, dtype=np.float32))
 

@@ -75,27 +75,40 @@ def kmeans(
     iterations: int,
     random: np.random.Generator,
 ) -> Clusters:
-    """Run at most ``iterations`` of Lloyd's algorithm, until assignments no longer change.
-
-    The initial centroids are drawn samples x, moved towards the mean m of all samples: m + 0.3 (x −
-    m). In many dimensions every sample is far from every other, and a centroid that starts at one
-    attracts few others. With fewer samples than clusters, they are drawn with replacement. A
-    centroid without samples stays where it is.
-    """
-    starts = random.choice(len(samples), size, replace=len(samples) < size)
-    mean = samples.mean(axis=0)
-    centroids = mean + np.float32(START_SPREAD) * (samples[starts] - mean)
+    """Run at most ``iterations`` of Lloyd's algorithm, until assignments no longer change."""
+    centroids = draw_centroids(samples, size, random)
     codes = assign(samples, centroids)
     for _ in range(iterations):
-        counts = np.bincount(codes, minlength=size)[:, None]
-        sums = sum_by_code(samples, codes, size)
-        means = sums / np.maximum(counts, 1).astype(np.float32)
-        centroids = np.where(counts > 0, means, centroids)
+        centroids = move_centroids(centroids, samples, codes)
         previous_codes = codes
         codes = assign(samples, centroids)
         if np.array_equal(previous_codes, codes):
             break
     return Clusters(centroids, codes)
+
+
+def draw_centroids(
+    samples: Float32[np.ndarray, "items dim"], size: int, random: np.random.Generator
+) -> Float32[np.ndarray, "size dim"]:
+    """Return initial centroids: drawn samples x, moved towards the mean m: m + 0.3 (x − m).
+
+    In many dimensions every sample is far from every other, and a centroid that starts at one
+    attracts few others. With fewer samples than centroids, they are drawn with replacement.
+    """
+    starts = random.choice(len(samples), size, replace=len(samples) < size)
+    mean = samples.mean(axis=0)
+    return np.asarray(mean + np.float32(START_SPREAD) * (samples[starts] - mean))
+
+
+def move_centroids(
+    centroids: Float32[np.ndarray, "codes dim"],
+    samples: Float32[np.ndarray, "items dim"],
+    codes: Integer[np.ndarray, " items"],
+) -> Float32[np.ndarray, "codes dim"]:
+    """Return the mean of each centroid's samples; one without samples stays where it is."""
+    counts = np.bincount(codes, minlength=len(centroids))[:, None]
+    means = sum_by_code(samples, codes, len(centroids)) / counts.clip(min=1).astype(np.float32)
+    return np.where(counts > 0, means, centroids)
 
 
 def residual_kmeans(
