@@ -10,7 +10,7 @@ from typing import Any
 import tyro
 
 from genius_search.cli.terminal import print_text
-from genius_search.errors import GeniusError, MissingExtra
+from genius_search.errors import GeniusError
 
 INTERRUPTED = 130
 
@@ -47,9 +47,6 @@ def run(kind: Any, name: str, arguments: Sequence[str] | None = None) -> int:
     except GeniusError as error:
         print_text(f"research.{name}: {error}", error=True)
         return error.exit_code
-    except ModuleNotFoundError as error:
-        print_text(f"{error.name} is missing: pip install -r research/requirements.txt", error=True)
-        return MissingExtra.exit_code
     except KeyboardInterrupt:
         print_text("interrupted; run the same command again to continue", error=True)
         return INTERRUPTED
