@@ -1,4 +1,4 @@
-"""Evaluation, baselines, ablations and reproductions; run from a clone as ``python -m research.NAME``."""
+"""Evaluation, baselines and reproductions; run from a clone as ``python -m research.NAME``."""
 
 import os
 import sys
@@ -18,13 +18,13 @@ MISSING_PACKAGE_STATUS: Final = 2
 
 
 def explain_missing_package(
-    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    error_type: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     """Print one sentence if a package is missing, instead of a traceback; a ``sys.excepthook``."""
     name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     # A missing module of this clone is a bug, and its traceback is needed.
     if not name or name.startswith(("research.", "genius_search.")):
-        sys.__excepthook__(kind, error, traceback)
+        sys.__excepthook__(error_type, error, traceback)
         return
     package = name.partition(".")[0]
     sys.stderr.write(f"{package} is not installed; in the clone's folder, run: {REQUIREMENTS}\n")
@@ -32,7 +32,7 @@ def explain_missing_package(
     raise SystemExit(MISSING_PACKAGE_STATUS)
 
 
-# While Python looks for the module of `python -m research.NAME`, this package is imported first, and
-# the first argument is still "-m".
+# While Python looks for the module of `python -m research.NAME`, this package is imported first,
+# and the first argument is still "-m".
 if sys.argv[:1] == ["-m"]:
     sys.excepthook = explain_missing_package

@@ -1,7 +1,8 @@
-"""Turn features into IDs on disk, a batch at a time: millions of items need as much memory as one batch."""
+"""Turn features into IDs on disk; millions of items need as much memory as one batch."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +14,14 @@ from genius_search.index.store import StoredEmbeddings
 from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
 from genius_search.progress import Progress
-from genius_search.writing import ArtifactWriter
+from genius_search.writing import ArtifactWriter, write_json
 
 KIND: Final = "codes"
 BATCH: Final = 4096
+BATCHES_PER_CHECKPOINT: Final = 64
+"""An interrupted run loses at most this many batches."""
+DONE: Final = "done.json"
+"""Number of rows that are on the disk, in an unfinished folder."""
 
 
 def encode_features(
@@ -29,7 +34,7 @@ def encode_features(
 ) -> ItemArrays:
     """Encode all rows of features; the result is memory-mapped.
 
-    A finished folder of the same features and model is opened as it is.
+    A finished folder of the same features and model is opened, and an interrupted run continues.
     """
     writer = ArtifactWriter(
         folder,
@@ -40,7 +45,12 @@ def encode_features(
     if writer.finished() is None:
         files: dict[str, np.memmap] = {}
         progress.begin("encode", len(features))
-        for start in range(0, len(features), BATCH):
+        done_file = writer.path / DONE
+        first = 0
+        if done_file.exists():
+            first = json.loads(done_file.read_text())["rows"]
+            files = {path.stem: np.load(path, mmap_mode="r+") for path in writer.path.glob("*.npy")}
+        for start in range(first, len(features), BATCH):
             rows = slice(start, min(start + BATCH, len(features)))
             batch = features.gather(np.arange(rows.start, rows.stop))
             encoded = encode_batch(model, batch, features.modality[rows], embeddings=embeddings)
@@ -55,8 +65,13 @@ def encode_features(
                         )
                     files[name][rows] = array
             progress.advance(rows.stop, {})
+            if rows.stop % (BATCH * BATCHES_PER_CHECKPOINT) == 0:
+                for file in files.values():
+                    file.flush()
+                write_json(done_file, {"rows": rows.stop})
         for file in files.values():
             file.flush()
+        done_file.unlink(missing_ok=True)
         writer.finish(facts={"rows": len(features)})
     arrays = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
     return ItemArrays(**arrays)

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from genius_search.cli.options import command
+from genius_search.cli.options import command, read_toml
 from genius_search.cli.terminal import TerminalProgress, print_table, print_text
 from genius_search.config import DEFAULT_SEARCH
 from genius_search.data.mbeir import MBeir, read_queries
@@ -20,7 +20,7 @@ from genius_search.index.evaluate import AVERAGE, Evaluated
 from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.progress import Progress
-from genius_search.recipe import FitConfig, preset
+from genius_search.recipe import FitConfig
 from genius_search.records import TASKS, task_name
 from genius_search.training.fit import fit
 from genius_search.training.records import choose_instruction
@@ -30,20 +30,7 @@ from research.synth.catalogue import draw_catalogue
 SEARCHES_PER_TASK: Final = 4
 SEARCHES_PRINTED: Final = 2
 HITS_SHOWN: Final = 5
-_SMALL: Final = preset("small")
-SETTINGS: Final = replace(
-    _SMALL,
-    encoder=replace(
-        _SMALL.encoder,
-        training=replace(_SMALL.encoder.training, epochs=12.0, batch_size=512),
-    ),
-    quantizer=replace(_SMALL.quantizer, training=replace(_SMALL.quantizer.training, epochs=2.0)),
-    generator=replace(
-        _SMALL.generator, dropout=0.0, training=replace(_SMALL.generator.training, epochs=1.0)
-    ),
-)
-"""The preset ``small`` with fewer passes, which are enough for drawings. In smaller batches, and so
-in more steps, the encoder learns single words sooner."""
+SETTINGS: Final = read_toml(Path(__file__).parents[1] / "recipes" / "demo.toml")
 CANDIDATE_SHARE: Final = 20
 """One item in so many is ranked by its code; the others are not looked at."""
 
@@ -116,6 +103,8 @@ def demo(
     else:
         pool = data.global_pool("test")[0]
         index = Index.create(folder, pool, model=model, embeddings="fused", progress=progress)
+    # Also after a run that was killed between the two.
+    if index.calibration is None:
         index.calibrate(data.root, split="test", progress=progress)
     results = index.evaluate(data, progress=progress).rows
     search_config = replace(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 import tyro
 from torch.nn import functional as F
 
+from genius_search.artifact import fingerprint_of
 from genius_search.cli.options import (
     DataArgument,
     DeviceOptions,
@@ -34,7 +37,12 @@ from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.records import candidate_number, did_of, task_name
-from genius_search.training.records import count_lines, embed_pool, embed_queries
+from genius_search.training.records import (
+    choose_queries,
+    count_lines,
+    embed_pool,
+    embed_queries,
+)
 from genius_search.writing import write_json
 from research.codes import encode_features
 from research.command import run
@@ -52,6 +60,8 @@ KS_FASHION: Final = (1, 5, 10, 20, 50)
 """Depths of the fashion rows, for which M-BEIR reports 20 and 50 too (section 2.9)."""
 Answer = Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[MethodHits]]]
 """A function that answers the queries of each row from a pool."""
+_EncodedPool = tuple[Features, ItemArrays | None]
+"""Features of candidates and, with a model, their codes."""
 
 
 class EvaluationResult(NamedTuple):
@@ -80,16 +90,19 @@ class EvaluationResult(NamedTuple):
 class EvaluationPools:
     """The pools of an evaluation; every candidate is embedded, and encoded, when this is made.
 
+    A candidate is embedded once: with the global pool, which contains the local pools, or with the local
+    pools that share candidates with its own. Of samples, each pool has its own features.
+
     Parameters
     ----------
     model
         a model, or an encoder alone: then pools have no codes.
     rows
-        rows whose local pools are wanted.
+        rows whose local pools are evaluated.
     folder
         where features and codes are kept, and found again.
     config
-        its pools and methods decide what is embedded, and which embeddings are kept.
+        its pools, methods and limits decide what is embedded, and which embeddings are kept.
     """
 
     def __init__(
@@ -102,39 +115,81 @@ class EvaluationPools:
         *,
         progress: Progress,
     ) -> None:
+        self._data = data
         self._model = model
-        encoder = model.encoder if isinstance(model, Genius) else model
-        keep: StoredEmbeddings = "fused" if FUSED & set(config.methods) else "none"
-
-        def prepare(files: list[Path], place: Path) -> tuple[Features, ItemArrays | None]:
-            features = embed_pool(data, files, encoder, place / "features", progress=progress)
-            if not isinstance(model, Genius):
-                return features, None
-            codes = place / f"codes-{keep}"
-            return features, encode_features(
-                model, features, codes, embeddings=keep, progress=progress
-            )
-
+        self._folder = folder
+        self._config = config
+        self._progress = progress
+        self._union: _EncodedPool | None = None
+        self._local: dict[Path, _EncodedPool] = {}
         union = data.global_pool(config.split)
-        files = list(dict.fromkeys([*union, *(row.local_pool for row in data.rows(config.split))]))
-        place = folder / CANDIDATES
-        self._union = prepare(files, place) if "global" in config.pools else None
-        own = dict.fromkeys(row.local_pool for row in rows) if self._union is None else {}
-        names = {path: path.stem.removeprefix("mbeir_").removesuffix("_cand_pool") for path in own}
-        self._own = {
-            path: prepare([path], folder / f"{CANDIDATES}-{name}") for path, name in names.items()
-        }
         # The union's candidates come first, in its order.
         self._union_size = count_lines(union) if len(union) == 1 else None
+        local = list(dict.fromkeys(row.local_pool for row in rows))
+        if config.max_candidates:
+            if "global" in config.pools:
+                self._union = self._sample(union, rows, CANDIDATES)
+                self._union_size = None
+            if "local" in config.pools:
+                for path in local:
+                    own_rows = [row for row in rows if row.local_pool == path]
+                    self._local[path] = self._sample([path], own_rows, _folder_name([path]))
+        elif "global" in config.pools:
+            all_local = [row.local_pool for row in data.rows(config.split)]
+            self._union = self._prepare(list(dict.fromkeys([*union, *all_local])), CANDIDATES)
+        else:
+            for group in group_pools(local):
+                self._local |= dict.fromkeys(group, self._prepare(group, _folder_name(group)))
+
+    def _prepare(
+        self, files: list[Path], name: str, only: Collection[str] | None = None
+    ) -> _EncodedPool:
+        """Embed the candidates of pool files, or ``only`` the candidates with these ids."""
+        model, folder = self._model, self._folder / name
+        encoder = model.encoder if isinstance(model, Genius) else model
+        features = embed_pool(
+            self._data, files, encoder, folder / "features", only=only, progress=self._progress
+        )
+        if not isinstance(model, Genius):
+            return features, None
+        keep: StoredEmbeddings = "fused" if FUSED & set(self._config.methods) else "none"
+        arrays = encode_features(
+            model, features, folder / f"codes-{keep}", embeddings=keep, progress=self._progress
+        )
+        return features, arrays
+
+    def _sample(self, files: list[Path], rows: Sequence[EvaluationRow], name: str) -> _EncodedPool:
+        """Embed the right answers of the rows' queries, and a sample of the other candidates."""
+        config = self._config
+        answers: set[str] = set()
+        for row in rows:
+            qids = [query.qid for query in choose_queries(row, config.max_queries)]
+            for judged in read_judgements(row, qids).values():
+                answers |= {did for did, relevance in judged.items() if relevance > 0}
+        only = sample_candidates(
+            (candidate.did for candidate in read_pool(files)),
+            answers,
+            config.max_candidates,
+            seed=config.seed,
+        )
+        self._progress.say(
+            f"{name}: a sample of {len(only):,} candidates; recall is higher than in the whole pool"
+        )
+        return self._prepare(files, f"{name}-sample-{fingerprint_of(sorted(only))[:8]}", only)
 
     def of(self, row: EvaluationRow, pool: Pool) -> PoolCandidates:
         """Return a row's local pool, or the global one."""
-        if self._union is None:
-            return PoolCandidates(*self._own[row.local_pool])
-        features, arrays = self._union
-        if pool == "global":
+        if pool == "global" and self._union is not None:
+            features, arrays = self._union
             size = len(features) if self._union_size is None else self._union_size
             return PoolCandidates(features, arrays, np.arange(size))
+        is_sampled = bool(self._config.max_candidates)
+        if self._union is None or is_sampled:
+            features, arrays = self._local[row.local_pool]
+        else:
+            features, arrays = self._union
+        if is_sampled:
+            return PoolCandidates(features, arrays)
         numbers = np.fromiter(
             (candidate_number(candidate.did) for candidate in read_pool([row.local_pool])),
             dtype=np.int64,
@@ -147,6 +202,59 @@ class EvaluationPools:
                 f"{did_of(int(absent[0]))}; its file changed meanwhile: run the same again"
             )
         return PoolCandidates(features, arrays, rows)
+
+
+def _folder_name(pools: Sequence[Path]) -> str:
+    """Return the name of the folder of a local pool's features, or of several local pools."""
+    names = [path.stem.removeprefix("mbeir_").removesuffix("_cand_pool") for path in pools]
+    return f"{CANDIDATES}-{names[0] if len(names) == 1 else fingerprint_of(names)[:8]}"
+
+
+def group_pools(pools: Sequence[Path]) -> list[list[Path]]:
+    """Return groups of pools; pools with a common candidate are in the same group.
+
+    M-BEIR's local pools are disjoint, so that each can be embedded alone, whichever rows are chosen.
+    """
+    groups: list[tuple[list[Path], np.ndarray]] = []
+    for path in pools:
+        members = [path]
+        numbers = np.fromiter(
+            (candidate_number(candidate.did) for candidate in read_pool([path])), dtype=np.int64
+        )
+        separate = []
+        for other, other_numbers in groups:
+            if np.isin(numbers, other_numbers).any():
+                members = [*other, *members]
+                numbers = np.union1d(other_numbers, numbers)
+            else:
+                separate.append((other, other_numbers))
+        groups = [*separate, (members, numbers)]
+    return [members for members, _ in groups]
+
+
+def sample_candidates(
+    dids: Iterable[str], answers: Collection[str], size: int, *, seed: int
+) -> frozenset[str]:
+    """Return ``size`` candidates: right answers, and those with the least hashes of the others.
+
+    All right answers are returned, even if they are more.
+
+    >>> sorted(sample_candidates(["1:1", "1:2", "1:3"], {"1:3"}, 2, seed=0))
+    ['1:1', '1:3']
+    """
+    found: set[str] = set()
+    others: list[str] = []
+    for did in dids:
+        if did in answers:
+            found.add(did)
+        else:
+            others.append(did)
+    chosen = heapq.nsmallest(
+        max(0, size - len(found)),
+        others,
+        key=lambda did: hashlib.sha256(f"{seed} {did}".encode()).digest(),
+    )
+    return frozenset([*found, *chosen])
 
 
 def evaluate(
@@ -217,23 +325,10 @@ def evaluate_pools(
     rows = chosen_rows(data, config)
     encodes = model if with_codes or not isinstance(model, Genius) else model.encoder
     pools = EvaluationPools(data, encodes, rows, evaluation, config, progress=progress)
-    queries = []
-    for row in rows:
-        qids, features = embed_queries(
-            data,
-            model.encoder if isinstance(model, Genius) else model,
-            row,
-            evaluation,
-            instructions=config.instructions,
-            max_queries=config.max_queries,
-            seed=config.seed,
-            progress=progress,
-        )
-        raw = F.normalize(torch.from_numpy(features.total()), dim=-1)
-        fused = (
-            torch.from_numpy(model.embed_features(features)) if isinstance(model, Genius) else raw
-        )
-        queries.append((row, RowQueries(qids, raw, fused)))
+    queries = [
+        (row, embed_row_queries(data, model, row, evaluation, config, progress=progress))
+        for row in rows
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     results: list[ResultRow] = []
     done = 0
@@ -247,6 +342,31 @@ def evaluate_pools(
                 done += 1
                 progress.advance(done, {})
     return results
+
+
+def embed_row_queries(
+    data: MBeir,
+    model: Genius | Encoder,
+    row: EvaluationRow,
+    folder: Path,
+    config: EvaluationConfig,
+    *,
+    progress: Progress,
+) -> RowQueries:
+    """Embed the queries of a row that are evaluated; ``folder`` keeps their features."""
+    qids, features = embed_queries(
+        data,
+        model.encoder if isinstance(model, Genius) else model,
+        row,
+        folder,
+        instructions=config.instructions,
+        max_queries=config.max_queries,
+        seed=config.seed,
+        progress=progress,
+    )
+    raw = F.normalize(torch.from_numpy(features.total()), dim=-1)
+    fused = torch.from_numpy(model.embed_features(features)) if isinstance(model, Genius) else raw
+    return RowQueries(qids, raw, fused)
 
 
 def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:

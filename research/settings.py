@@ -56,8 +56,12 @@ class EvaluationConfig:
     max_queries: Natural = 0
     """Queries of each row at most, spread evenly; 0 means all."""
 
+    max_candidates: Natural = 0
+    """Candidates of each pool at most, for a first number; 0 means all. Right answers of the queries are kept,
+    and the others are a random sample, so that recall is higher than in the whole pool."""
+
     seed: Natural = 0
-    """Seed for the choice of instructions."""
+    """Seed for the choice of instructions and of a sample of candidates."""
 
     pools: tuple[Pool, ...] = ("local", "global")
     """Each query against its own task's pool, against the union of all pools, or both."""

@@ -32,7 +32,7 @@ from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.recipe import FitConfig, preset
 from genius_search.training.fit import fit
-from genius_search.writing import write_json
+from genius_search.writing import new_folder, write_json
 from research.baselines.generative import BaselineConfig, evaluate_baseline
 from research.command import run
 from research.evaluate import evaluate
@@ -180,7 +180,9 @@ def share(first: Path, folder: Path) -> None:
         for place in first.glob(pattern):
             target = folder / place.relative_to(first)
             if not target.exists():
-                shutil.copytree(place, target, copy_function=os.link)
+                # A folder that a killed sweep has half copied must not look like a finished one.
+                with new_folder(target) as partial:
+                    shutil.copytree(place, partial, copy_function=os.link, dirs_exist_ok=True)
 
 
 @command

@@ -8,21 +8,23 @@ to memorise): it would hardly write IDs that it has never seen.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import numpy as np
+import safetensors.torch
 import torch
 import tyro
 from jaxtyping import Float, Int64
 from pydantic import ConfigDict
 from torch import Tensor
 
+from genius_search.artifact import file_fingerprint, open_artifact
 from genius_search.cli.options import DataArgument, JsonOption, OptionalFolder, command
 from genius_search.cli.terminal import TerminalProgress
 from genius_search.config import PAPER_SEARCH, Count, Natural, Positive, validate_settings
@@ -35,18 +37,38 @@ from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
 from genius_search.records import candidate_number, query_number
 from genius_search.search import rank
-from genius_search.search.beam import find_beams, rank_items
+from genius_search.search.beam import Decoder, GeometricDecoder, find_beams, rank_items
 from genius_search.search.rank import Evidence
 from genius_search.search.table import IdTable, SearchSegment
 from genius_search.training.codebooks import encode_features, fuse_features
 from genius_search.training.generator import augment
 from genius_search.training.loop import Step, StepResult, num_steps, train
-from genius_search.training.records import TrainingRecords, embed_pool, embed_training
-from research.baselines.ids import SCHEMES, Candidates, IdKind, Ids, TrainingSet, find_rows
+from genius_search.training.records import (
+    TrainingRecords,
+    embed_pool,
+    embed_training,
+    fingerprint_of_files,
+)
+from genius_search.writing import ArtifactWriter
+from research.baselines.ids import (
+    SCHEMES,
+    Candidates,
+    IdKind,
+    Ids,
+    TrainingSet,
+    find_rows,
+    fit_code_vectors,
+)
 from research.command import run
 from research.evaluate import CANDIDATES, EvaluationResult, evaluate_pools
+from research.id_files import read_id_file
 from research.methods import DEPTH, SEARCH_BATCH, MethodHits, PoolCandidates, RowQueries
 from research.settings import EvaluationConfig
+
+KIND: Final = "baseline"
+WEIGHTS: Final = "weights.safetensors"
+NUMBERS: Final = "numbers.npy"
+CODES: Final = "codes.npy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +89,19 @@ class BaselineConfig:
     seed: Natural = 0
     """Seed of IDs, initial weights, batches and augmentation."""
 
+    id_file: str = ""
+    """With kind file: the IDs of all candidates, as LETTER and MiniOneRec write them (research.id_files)."""
+
+    router: Literal["generator", "geometry"] = "generator"
+    """Train a decoder, or follow code vectors without training. IDs of a file get the vectors that fit the
+    embeddings of their items."""
+
 
 @dataclass(frozen=True)
 class Baseline:
     """A fitted baseline."""
 
-    generator: Generator
+    decoder: Decoder
     numbers: Int64[np.ndarray, " items"]
     """Numbers of the items that have IDs."""
     codes: Int64[Tensor, "items levels"]
@@ -92,7 +121,7 @@ class Baseline:
         config = dataclasses.replace(PAPER_SEARCH, beam=beam)
         tables = [SearchSegment(table)]
         for batch in queries.split(SEARCH_BATCH):
-            beams = find_beams(self.generator, tables, batch, config)
+            beams = find_beams(self.decoder, tables, batch, config)
             for query in range(len(batch)):
                 yield rank_items(
                     tables, beams, query, batch[query], config=config, evidence=Evidence(), k=k
@@ -116,21 +145,81 @@ def fit_baseline(
     config: BaselineConfig,
     *,
     split: str = "test",
+    folder: Path,
     evaluation: Path,
     progress: Progress,
 ) -> Baseline:
-    """Give IDs and train the decoder, which takes minutes; nothing of it is kept.
+    """Give IDs and train the decoder, which takes minutes, or open ``folder`` if that is done.
 
-    Features of the pools of ``split``, which will be searched, are kept in ``evaluation``.
+    An interrupted training continues at its last checkpoint. Features of the pools of ``split``, which will be
+    searched, are kept in ``evaluation``.
     """
     config = validate_settings(config)
-    settings = generator_config(model, config)
-    with tempfile.TemporaryDirectory() as place:
-        work = Path(place)
+    if (config.kind == "file") is not bool(config.id_file):
+        raise UsageError("give --id-file with --kind file, and with no other kind")
+    settings = None if config.router == "geometry" else generator_config(model, config)
+    records = TrainingRecords(data)
+    inputs = {
+        "model": model.fingerprint,
+        "queries": records.fingerprint,
+        "pools": fingerprint_of_files([*data.training_pools(), *_pool_files(data, split)]),
+    }
+    if config.id_file:
+        inputs["id_file"] = file_fingerprint(Path(config.id_file))
+    plan = {**dataclasses.asdict(config), "id_file": "", "split": split}
+    plan["generator"] = None if settings is None else dataclasses.asdict(settings)
+    writer = ArtifactWriter(folder, kind=KIND, config=plan, inputs=inputs)
+    if writer.finished() is None:
+        work = writer.path
         ids, given = _give_ids(data, model, work, config, settings, split, evaluation, progress)
-        codes = torch.from_numpy(ids.codes).long()
-        generator = _train(ids, codes, given, work, config.kind, settings, progress)
-    return Baseline(generator, given.items.numbers, codes)
+        weights = {f"table.{level}": table for level, table in enumerate(ids.tables or [])}
+        if settings is not None:
+            codes = torch.from_numpy(ids.codes).long()
+            generator = _train(ids, codes, given, work, config.kind, settings, progress)
+            weights |= {
+                f"generator.{name}": value for name, value in generator.state_dict().items()
+            }
+        elif ids.tables is None:
+            raise UsageError(f"IDs of kind {config.kind} have no code vectors; train a decoder")
+        safetensors.torch.save_file(
+            {name: value.contiguous().clone() for name, value in weights.items()}, work / WEIGHTS
+        )
+        np.save(work / NUMBERS, given.items.numbers)
+        np.save(work / CODES, ids.codes)
+        shutil.rmtree(work / "ids", ignore_errors=True)
+        writer.finish(facts={"sizes": list(ids.sizes), "common_vocabulary": ids.common_vocabulary})
+    return _open_baseline(folder, model.dim, settings)
+
+
+def _open_baseline(folder: Path, dim: int, settings: GeneratorConfig | None) -> Baseline:
+    """Open a fitted baseline; without settings it has no generator."""
+    facts = open_artifact(folder, kind=KIND).facts
+    sizes = tuple(facts["sizes"])
+    weights = safetensors.torch.load_file(folder / WEIGHTS)
+    decoder: Decoder
+    if settings is None:
+        decoder = GeometricDecoder([weights[f"table.{level}"] for level in range(len(sizes))])
+    else:
+        decoder = Generator(
+            dim, sizes, settings, common_vocabulary=facts["common_vocabulary"]
+        ).eval()
+        prefix = "generator."
+        decoder.load_state_dict(
+            {
+                name.removeprefix(prefix): value
+                for name, value in weights.items()
+                if name.startswith(prefix)
+            }
+        )
+    codes = torch.from_numpy(np.load(folder / CODES)).long()
+    return Baseline(decoder, np.load(folder / NUMBERS), codes)
+
+
+def _pool_files(data: MBeir, split: str) -> list[Path]:
+    """Return the files of all pools that may be searched."""
+    return list(
+        dict.fromkeys([*data.global_pool(split), *(row.local_pool for row in data.rows(split))])
+    )
 
 
 def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
@@ -191,7 +280,7 @@ def _give_ids(
     model: Genius,
     folder: Path,
     config: BaselineConfig,
-    settings: GeneratorConfig,
+    settings: GeneratorConfig | None,
     split: str,
     evaluation: Path,
     progress: Progress,
@@ -202,9 +291,7 @@ def _give_ids(
     features = embed_training(records, model.encoder, evaluation / "training", progress=progress)
     pairs = Pairs(records.lines, features.queries, features.candidates)
     trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
-    files = list(
-        dict.fromkeys([*data.global_pool(split), *(row.local_pool for row in data.rows(split))])
-    )
+    files = _pool_files(data, split)
     place = evaluation / CANDIDATES / "features"
     pool_features = embed_pool(data, files, model.encoder, place, progress=progress)
     pool = _read_items(model, pool_features, files, with_codes=with_codes)
@@ -214,6 +301,13 @@ def _give_ids(
     if config.kind == "genius":
         tables = [torch.from_numpy(table) for table in model.codebooks.tables()]
         ids = Ids(items.codes, model.codebooks.sizes, tables=tables)
+    elif config.kind == "file":
+        item_ids = read_id_file(Path(config.id_file))
+        codes = item_ids.codes[item_ids.rows_of(items.numbers)]
+        tables = fit_code_vectors(items.embeddings, codes, item_ids.sizes)
+        ids = Ids(codes, item_ids.sizes, tables=tables)
+    elif settings is None:
+        raise UsageError(f"IDs of kind {config.kind} have no code vectors; train a decoder")
     else:
         training_set = TrainingSet(
             candidates=items,
@@ -308,7 +402,13 @@ def evaluate_baseline(
     """
     config = validate_settings(config)
     baseline = fit_baseline(
-        data, model, rival, split=config.split, evaluation=evaluation, progress=progress
+        data,
+        model,
+        rival,
+        split=config.split,
+        folder=folder / "decoder",
+        evaluation=evaluation,
+        progress=progress,
     )
 
     def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:

@@ -38,6 +38,7 @@ IdKind = Literal[
     "nci",
     "irgen",
     "genius",
+    "file",
 ]
 BATCH: Final = 4096
 
@@ -108,6 +109,27 @@ class Ids(NamedTuple):
     """Whether all levels share one vocabulary."""
     tables: list[Float[Tensor, "_ dim"]] | None = None
     """The code vectors of each level, where codes have any."""
+
+
+def fit_code_vectors(
+    embeddings: Float[Tensor, "items dim"],
+    codes: Int16[np.ndarray, "items levels"],
+    sizes: Sequence[int],
+) -> list[Float[Tensor, "_ dim"]]:
+    """Return code vectors for IDs that came without any.
+
+    The vector of a code is the mean of what the codes of earlier levels leave of the embeddings of its items;
+    a code without items has a vector of zeros.
+    """
+    residuals = embeddings.clone()
+    tables = []
+    for level, size in enumerate(sizes):
+        level_codes = torch.from_numpy(codes[:, level]).long()
+        counts = torch.bincount(level_codes, minlength=size).clamp(min=1)
+        sums = torch.zeros(size, embeddings.shape[1]).index_add_(0, level_codes, residuals)
+        tables.append(sums / counts[:, None])
+        residuals -= tables[-1][level_codes]
+    return tables
 
 
 def spell(
@@ -435,4 +457,4 @@ SCHEMES: Final[Mapping[IdKind, Callable[[TrainingSet], Ids]]] = {
     "nci": grace_structured,
     "irgen": irgen,
 }
-"""Schemes by their names; ``genius`` is the model's own IDs."""
+"""Schemes by their names; ``genius`` is the model's own IDs, and ``file`` those of a file."""

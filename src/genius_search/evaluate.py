@@ -19,6 +19,7 @@ def evaluate_model(
     folder: Path,
     *,
     split: str = "test",
+    max_queries: int = 0,
     progress: Progress,
 ) -> Evaluation:
     """Evaluate a model with an index of the union of a split's pools.
@@ -44,4 +45,4 @@ def evaluate_model(
         index = Index.open(folder, model=model)
     else:
         index = Index.create(folder, pools[0], model=model, embeddings="fused", progress=progress)
-    return index.evaluate(data, split=split, progress=progress)
+    return index.evaluate(data, split=split, max_queries=max_queries, progress=progress)

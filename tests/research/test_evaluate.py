@@ -4,14 +4,18 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from genius_search.data.mbeir import MBeir, read_qrels
+from genius_search.data.features import Features
+from genius_search.data.mbeir import MBeir, read_judgements, read_qrels
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
 from genius_search.records import TASKS, task_name
-from research.evaluate import EvaluationResult, evaluate, main
+from genius_search.training.records import choose_queries
+from research.codes import encode_features
+from research.evaluate import EvaluationResult, evaluate, group_pools, main
 from research.results import ResultRow
 from research.runs import measure_run, read_run
 from research.settings import METHODS, EvaluationConfig
@@ -96,3 +100,75 @@ def test_settings_that_cannot_work_are_refused_before_any_work(evaluated, tmp_pa
             evaluated.data, evaluated.model, EvaluationConfig(**wrong), tmp_path, progress=Silent()
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_first_number_embeds_no_more_than_it_needs(evaluated, tmp_path):
+    config = EvaluationConfig(
+        methods=("exact-raw",), pools=("local", "global"), max_queries=2, max_candidates=30
+    )
+    result = evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
+    assert {row.queries for row in result.rows} == {2}
+    # The sample of the union has the answers of 16 queries, which may be more than 30.
+    assert {row.pool_size for row in result.rows if row.pool == "local"} == {30}
+    embedded = [Features.open(path.parent) for path in tmp_path.rglob("features/manifest.json")]
+    num_answers = sum(
+        len(read_judgements(row, [query.qid for query in choose_queries(row, 2)]))
+        for row in evaluated.data.rows("test")
+    )
+    assert max(map(len, embedded)) <= max(30, 3 * num_answers)
+    queries = [Features.open(path.parent) for path in tmp_path.rglob("queries-*/*/manifest.json")]
+    assert [len(features) for features in queries] == [2] * 8
+
+
+def test_local_pools_with_common_candidates_are_embedded_together(evaluated, tmp_path):
+    pools = list(dict.fromkeys(row.local_pool for row in evaluated.data.rows("test")))
+    groups = group_pools(pools)
+    assert sorted(path for group in groups for path in group) == sorted(pools)
+    config = EvaluationConfig(methods=("exact-raw",), pools=("local",), max_queries=1)
+    evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
+    embedded = [
+        Features.open(path.parent).ids
+        for path in tmp_path.glob("candidates*/features/manifest.json")
+    ]
+    ids = np.concatenate(embedded)
+    assert len(np.unique(ids)) == len(ids)
+
+
+def test_disjoint_pools_stay_apart(tmp_path):
+    for name, numbers in (("a", (1, 2)), ("b", (3, 4)), ("c", (2, 5))):
+        lines = [
+            json.dumps({"did": f"1:{number}", "modality": "text", "txt": "x"}) for number in numbers
+        ]
+        (tmp_path / name).write_text("\n".join(lines))
+    a, b, c = (tmp_path / name for name in "abc")
+    assert group_pools([a, b, c]) == [[b], [a, c]]
+
+
+def test_interrupted_codes_continue(evaluated, tmp_path, monkeypatch):
+    folder = evaluated.folder / "candidates"
+    features = Features.open(folder / "features")
+    monkeypatch.setattr("research.codes.BATCH", 64)
+    monkeypatch.setattr("research.codes.BATCHES_PER_CHECKPOINT", 2)
+    done: list[int] = []
+
+    class Interrupting(Silent):
+        def advance(self, count, measures):
+            done.append(count)
+            if len(done) == 5:
+                raise KeyboardInterrupt
+
+    def encode():
+        return encode_features(
+            evaluated.model,
+            features,
+            tmp_path / "codes",
+            embeddings="fused",
+            progress=Interrupting(),
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        encode()
+    arrays = encode()
+    assert done[5] == 5 * 64  # four batches were on the disk
+    whole = np.load(folder / "codes-fused" / "codes.npy")
+    assert (arrays.codes == whole).all()

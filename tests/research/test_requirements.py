@@ -22,7 +22,7 @@ def test_programs_without_packages_say_in_one_sentence_what_to_install():
     assert len(PROGRAMS) > 10
     # Without the module site, -S, Python finds no installed package.
     running = {
-        program: subprocess.Popen(
+        program: subprocess.Popen(  # noqa: S603
             [sys.executable, "-S", "-m", program, "--help"],
             cwd=ROOT,
             env={"PATH": ""},

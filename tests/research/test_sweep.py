@@ -8,7 +8,7 @@ import pytest
 
 from genius_search.errors import BadData, UsageError
 from research.report import main as report
-from research.sweep import main, read_recipe, settings_of
+from research.sweep import main, read_recipe, settings_of, share
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -114,6 +114,30 @@ def test_a_recipe_becomes_a_report(trained, tmp_path, capsys):
     assert {"recall-global.csv", "ablations.csv"} < {
         file.name for file in (out / "tables").iterdir()
     }
+
+
+def test_a_shared_folder_that_is_half_copied_is_copied_again(tmp_path, monkeypatch):
+    first, folder = tmp_path / "first", tmp_path / "second"
+    features = first / "evaluation" / "candidates" / "features"
+    features.mkdir(parents=True)
+    for name in ("a.npy", "manifest.json"):
+        (features / name).write_text(name)
+    links = []
+
+    def link(source, target):
+        links.append(target)
+        if len(links) == 2:
+            raise KeyboardInterrupt
+        Path(target).hardlink_to(source)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.link", link)
+        with pytest.raises(KeyboardInterrupt):
+            share(first, folder)
+    shared = folder / features.relative_to(first)
+    assert not shared.exists()
+    share(first, folder)
+    assert {file.name for file in shared.iterdir()} == {"a.npy", "manifest.json"}
 
 
 def test_anybodys_runs_are_reported_with_tests(tmp_path):

@@ -237,6 +237,9 @@ class Evaluate(DeviceOptions, JsonOption):
     split: str = "test"
     """Split of the data set."""
 
+    max_queries: Annotated[int, tyro.conf.arg(metavar="N")] = 0
+    """Search for at most this many queries of each row, evenly spaced. Default: all queries."""
+
     def run(self) -> None:
         from genius_search.data.mbeir import MBeir
         from genius_search.evaluate import evaluate_model
@@ -245,16 +248,25 @@ class Evaluate(DeviceOptions, JsonOption):
 
         if (self.index is None) == (self.model is None):
             raise UsageError("give exactly one of --index and --model")
+        if self.max_queries < 0:
+            raise UsageError(f"--max-queries is {self.max_queries}; give 0 for all, or a number")
         with TerminalProgress() as progress:
             data = MBeir(self.data)
             if self.index is not None:
                 index = Index.open(self.index, device=self.device, download=self.download)
-                evaluation = index.evaluate(data, split=self.split, progress=progress)
+                evaluation = index.evaluate(
+                    data, split=self.split, max_queries=self.max_queries, progress=progress
+                )
             elif self.model is not None:
                 model = Genius.open(self.model, device=self.device, download=self.download)
                 folder = self.out or self.model / "evaluation" / f"{data.name}-{self.split}.index"
                 evaluation = evaluate_model(
-                    model, data, folder, split=self.split, progress=progress
+                    model,
+                    data,
+                    folder,
+                    split=self.split,
+                    max_queries=self.max_queries,
+                    progress=progress,
                 )
             if evaluation.left_out:
                 progress.say(

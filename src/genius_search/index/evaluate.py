@@ -164,6 +164,7 @@ def evaluate_index(
     data: MBeir,
     *,
     split: str = "test",
+    max_queries: int = 0,
     progress: Progress,
 ) -> Evaluation:
     """Evaluate an index whose items are candidates of a data set, with the candidates' ids.
@@ -174,6 +175,7 @@ def evaluate_index(
     - ``generator``: the same, with the generator as the router, if the model has a generator,
     - ``exact``: every item is scored, by its stored embedding if there is one, otherwise by codes.
 
+    Of each row, all queries are searched for, or ``max_queries`` evenly spaced ones if it is not 0.
     Queries without a right answer in the index are left out and counted.
 
     Raises
@@ -185,7 +187,7 @@ def evaluate_index(
     results: list[Evaluated] = []
     left_out = 0
     for row in data.rows(split):
-        qids, encoded = _encode(model, snapshot, data, row, progress)
+        qids, encoded = _encode(model, snapshot, data, row, max_queries, progress)
         qrels = _indexed_answers(snapshot, read_judgements(row, qids))
         left_out += len(qids) - len(qrels)
         queries = [query for qid, query in zip(qids, encoded, strict=True) if qid in qrels]
@@ -238,10 +240,17 @@ def search_methods(model: Genius, snapshot: Snapshot) -> dict[str, SearchConfig]
 
 
 def _encode(
-    model: Genius, snapshot: Snapshot, data: MBeir, row: EvaluationRow, progress: Progress
+    model: Genius,
+    snapshot: Snapshot,
+    data: MBeir,
+    row: EvaluationRow,
+    max_queries: int,
+    progress: Progress,
 ) -> tuple[list[str], list[EncodedQuery]]:
     """Return the ids and the encoded queries of a row, each query with one of its instructions."""
-    qids, features = embed_queries(data, model.encoder, row, None, progress=progress)
+    qids, features = embed_queries(
+        data, model.encoder, row, None, max_queries=max_queries, progress=progress
+    )
     fused = model.embed_features(features)
     is_raw = snapshot.manifest.embeddings == "raw"
     compared = normalize(features.total()) if is_raw else fused

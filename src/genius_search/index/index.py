@@ -1001,7 +1001,12 @@ class Index:
         return calibration
 
     def evaluate(
-        self, data: str | Path | MBeir, *, split: str = "test", progress: Progress | None = None
+        self,
+        data: str | Path | MBeir,
+        *,
+        split: str = "test",
+        max_queries: int = 0,
+        progress: Progress | None = None,
     ) -> Evaluation:
         """Measure searches with the queries of a data set, next to exact search.
 
@@ -1015,6 +1020,8 @@ class Index:
             Data set in M-BEIR's layout, or its folder.
         split
             Split of the data set.
+        max_queries
+            Number of queries of each row at most, evenly spaced; 0 means all.
 
         Raises
         ------
@@ -1026,7 +1033,11 @@ class Index:
 
         data = data if isinstance(data, MBeir) else MBeir(as_path(data))
         return evaluate_index(
-            *self._current_state(), data, split=split, progress=progress or Silent()
+            *self._current_state(),
+            data,
+            split=split,
+            max_queries=max_queries,
+            progress=progress or Silent(),
         )
 
     def check(self) -> CheckReport:

@@ -8,7 +8,7 @@ batch are decoded together, level by level.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -310,6 +310,7 @@ def find_beams(
     level0: Sequence[frozenset[int]] | None = None,
     restrictions: Sequence[Restriction | None] | None = None,
     widths: Sequence[int] | None = None,
+    observe: Callable[[int, Prefixes], object] | None = None,
 ) -> Beams:
     """Find the ``config.beam`` most probable IDs of all segments for each query.
 
@@ -330,6 +331,8 @@ def find_beams(
         every item that is not deleted.
     widths
         beam width of each query, instead of ``config.beam``.
+    observe
+        called with each level that was decoded and the prefixes that are kept after it.
     """
     count, num_levels = len(queries), len(decoder.sizes)
     is_reranked = config.rerank != "none"
@@ -356,6 +359,8 @@ def find_beams(
         prefixes = _extend(prefixes, children.take(chosen))
         prefixes.total[:] = totals[chosen]
         prefixes.log_probabilities[:, level] = gained[chosen]
+        if observe is not None:
+            observe(level, prefixes)
         num_ids = np.bincount(prefixes.query, counts[chosen], minlength=count)
         is_within_budget = (num_ids <= limits.budgets) & is_reranked
         is_done = (is_within_budget | (level == num_levels - 1))[prefixes.query]

@@ -117,6 +117,30 @@ def fingerprint_of_files(files: Iterable[Path]) -> str:
     return fingerprint_of([[path.name, file_fingerprint(path)] for path in files])
 
 
+def choose_queries(row: EvaluationRow, max_queries: int) -> list[Query]:
+    """Return the queries of an evaluation row, at most ``max_queries`` unless it is 0.
+
+    They are evenly spaced in their file.
+
+    Raises
+    ------
+    BadData
+        A query occurs twice.
+    """
+    queries = list(read_queries(row.queries))
+    if max_queries and max_queries < len(queries):
+        positions = np.linspace(0, len(queries) - 1, max_queries)
+        queries = [queries[int(position)] for position in positions]
+    counts = Counter(query.qid for query in queries)
+    repeated = [qid for qid, count in counts.items() if count > 1]
+    if repeated:
+        raise BadData(
+            f"{row.queries}: query {repeated[0]} occurs twice, like {len(repeated) - 1} more; each "
+            "query may occur once"
+        )
+    return queries
+
+
 def embed_queries(
     data: MBeir,
     encoder: Encoder,
@@ -130,26 +154,11 @@ def embed_queries(
 ) -> tuple[list[str], FeatureBatch]:
     """Embed the queries of an evaluation row, each with an instruction; return ids and features.
 
-    Features are saved in ``folder``, or only in memory without one. With ``max_queries``, at most
-    this many queries are used, evenly spaced.
-
-    Raises
-    ------
-    BadData
-        A query occurs twice.
+    Features are saved in ``folder``, or only in memory without one. No other query is encoded than
+    those of :func:`choose_queries`.
     """
     target = TASKS[row.task_id][1]
-    queries = list(read_queries(row.queries))
-    if max_queries and max_queries < len(queries):
-        positions = np.linspace(0, len(queries) - 1, max_queries)
-        queries = [queries[int(position)] for position in positions]
-    counts = Counter(query.qid for query in queries)
-    repeated = [qid for qid, count in counts.items() if count > 1]
-    if repeated:
-        raise BadData(
-            f"{row.queries}: query {repeated[0]} occurs twice, like {len(repeated) - 1} more; each "
-            "query may occur once"
-        )
+    queries = choose_queries(row, max_queries)
     rows = (
         query_row(
             data,

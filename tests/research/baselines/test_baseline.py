@@ -12,14 +12,21 @@ import pytest
 import torch
 
 from genius_search.data.mbeir import MBeir
+from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
+from genius_search.records import did_of
+from genius_search.training.codebooks import encode_features
+from genius_search.training.records import embed_pool
 from research.baselines.generative import (
     BaselineConfig,
     fit_baseline,
     generator_config,
     main,
 )
+from research.evaluate import evaluate
+from research.id_files import write_id_file
+from research.settings import EvaluationConfig
 
 KINDS = ("grace-numeric", "grace-semantic", "genius", "grace-structured", "irgen")
 
@@ -42,9 +49,14 @@ def place(trained, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_search_finds_items_of_the_pool_each_once_best_first(place, kind):
+def test_search_finds_items_of_the_pool_each_once_best_first(place, tmp_path, kind):
     rival = fit_baseline(
-        place.data, place.model, place.config(kind), evaluation=place.evaluation, progress=Silent()
+        place.data,
+        place.model,
+        place.config(kind),
+        folder=tmp_path / "decoder",
+        evaluation=place.evaluation,
+        progress=Silent(),
     )
     index = rival.index(rival.numbers[-50:])
     assert index.num_items == 50
@@ -82,3 +94,106 @@ def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(plac
     }
     assert dataclasses.replace(rival, **changed) == own
     assert generator_config(place.model, BaselineConfig(kind="nci")).head == "per-level"
+
+
+@pytest.fixture(scope="module")
+def id_file(place, tmp_path_factory):
+    """The model's own IDs of all candidates, as LETTER would write them."""
+    file = tmp_path_factory.mktemp("ids") / "catalogue.index.json"
+    pools = [*place.data.training_pools(), *place.data.global_pool("test")]
+    features = embed_pool(
+        place.data, pools, place.model.encoder, file.parent / "features", progress=Silent()
+    )
+    codes = encode_features(place.model.codebooks, features).codes
+    write_id_file(file, [did_of(number) for number in features.ids.tolist()], codes)
+    return file
+
+
+def test_ids_of_a_file_are_searched_by_code_vectors_without_training(
+    place, id_file, tmp_path, capsys
+):
+    words = [str(place.data.root), "--model", str(place.model.folder), "--json"]
+    words += ["--kind", "file", "--id-file", str(id_file), "--router", "geometry"]
+    words += ["--evaluation", str(place.evaluation), "--out", str(tmp_path)]
+    assert main([*words, "--options.pools", "global"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 8
+    config = EvaluationConfig(pools=("global",), methods=("exact-fused",))
+    exact = evaluate(place.data, place.model, config, tmp_path / "exact", progress=Silent())
+    # The vectors are fitted to the file's codes, which are the model's, so little is lost.
+    expected = np.mean([row.measures["R@10"] for row in exact.rows])
+    assert np.mean([row["R@10"] for row in rows]) > 0.7 * expected > 0
+
+
+def test_a_decoder_learns_the_ids_of_a_file_and_is_kept(place, id_file, tmp_path, monkeypatch):
+    config = BaselineConfig(kind="file", id_file=str(id_file), epochs=0.1, batch_size=32)
+
+    def fit():
+        folder = tmp_path / "decoder"
+        return fit_baseline(
+            place.data,
+            place.model,
+            config,
+            folder=folder,
+            evaluation=place.evaluation,
+            progress=Silent(),
+        )
+
+    trained = fit()
+    monkeypatch.setattr("research.baselines.generative._train", None)  # no second training
+    opened = fit()
+    query = torch.randn(1, place.model.dim)
+    rankings = [
+        next(rival.search(rival.index(rival.numbers[:50]), query, beam=10, k=7))
+        for rival in (trained, opened)
+    ]
+    assert rankings[0].items.tolist() == rankings[1].items.tolist()
+
+
+def test_an_interrupted_training_of_a_rival_continues(place, tmp_path):
+    config = dataclasses.replace(place.config("genius"), epochs=1.0)
+    # The shared model was trained with a checkpoint after every step.
+    assert generator_config(place.model, config).training.checkpoint_seconds == 0
+    steps: list[int] = []
+
+    class Interrupting(Silent):
+        def advance(self, done, measures):
+            if "loss" in measures:
+                steps.append(done)
+                if len(steps) == 3:
+                    raise KeyboardInterrupt
+
+    def fit():
+        fit_baseline(
+            place.data,
+            place.model,
+            config,
+            folder=tmp_path / "decoder",
+            evaluation=place.evaluation,
+            progress=Interrupting(),
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        fit()
+    fit()
+    assert steps[:4] == [1, 2, 3, 3]  # the step whose checkpoint was not written is repeated
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "file"}, "--id-file"),
+        ({"kind": "dsi", "id_file": "ids.json"}, "--id-file"),
+        ({"kind": "dsi", "router": "geometry"}, "no code vectors"),
+    ],
+)
+def test_kinds_and_options_that_do_not_fit_are_refused(place, tmp_path, options, message):
+    with pytest.raises(UsageError, match=message):
+        fit_baseline(
+            place.data,
+            place.model,
+            BaselineConfig(**options),
+            folder=tmp_path / "decoder",
+            evaluation=place.evaluation,
+            progress=Silent(),
+        )

@@ -108,6 +108,8 @@ def test_calibration_and_evaluation(trained, tmp_path):
     rows = index.evaluate(trained.data, split="test").rows
     assert {row.method for row in rows} >= {"search", "exact"}
     assert index.evaluate(str(trained.data)).rows == rows
+    few = index.evaluate(trained.data, max_queries=2).rows
+    assert {row.queries for row in few if row.task} == {2}
 
 
 def pool_of(data: Path) -> Path:
