@@ -22,6 +22,7 @@ import tyro
 from jaxtyping import Float, Int64, Integer
 from torch import Tensor
 
+from genius_search.artifact import open_artifact
 from genius_search.cli.options import (
     DeviceOptions,
     JsonOption,
@@ -31,7 +32,7 @@ from genius_search.cli.options import (
 )
 from genius_search.cli.terminal import TerminalProgress, print_json, print_table, print_text
 from genius_search.config import PAPER_SEARCH, SearchSettings, validate_settings
-from genius_search.data.features import Features, rows_of_ids
+from genius_search.data.features import FEATURES_KIND, ROW, Features, rows_of_ids
 from genius_search.data.mbeir import MBeir, read_judgements
 from genius_search.errors import UsageError, plural
 from genius_search.index.evaluate import KS
@@ -324,6 +325,11 @@ def check_training(model: Genius) -> CodeCheck:
         raise UsageError(
             f"{model.folder} has no features of its training candidates; give a data set, whose "
             "pool is encoded"
+        )
+    if open_artifact(folder, kind=FEATURES_KIND).config.get("columns") != list(ROW.names or ()):
+        raise UsageError(
+            f"{folder} was written by another version of this program; give a data set, whose pool "
+            "is encoded"
         )
     codes = encode_features(model.codebooks, Features.open(folder)).codes
     return CodeCheck(len(codes), check_levels(codes, model.codebooks.sizes))

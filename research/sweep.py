@@ -46,7 +46,7 @@ _SHARED: Final = (
     "model/encoder",
     "model/features",
     "evaluation/candidates*/features",
-    "evaluation/queries-*",
+    "evaluation/features-*",
 )
 """In a row's folder, what depends on the encoder and the data only. Its readers check that it fits."""
 

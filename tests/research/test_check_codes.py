@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from genius_search.data.mbeir import MBeir
+from genius_search.model import Genius
+from genius_search.progress import Silent
+from genius_search.training.records import embed_pool
 from research.check_codes import check_levels, expected_hit, main
 from research.evaluate import main as evaluate
 from research.id_files import write_id_file
@@ -82,8 +87,18 @@ def test_the_predicted_recall_is_near_the_measured_one(trained, tmp_path, capsys
 
 
 def test_a_table_is_printed_without_queries_too(trained, tmp_path, capsys):
-    assert main([str(trained.model)]) == 0
+    shutil.copytree(trained.model, tmp_path / "model")
+    data, model = MBeir(trained.data), Genius.open(tmp_path / "model")
+    folder = tmp_path / "model" / "features" / "candidates"
+    embed_pool(data, data.training_pools(), model.encoder, folder, progress=Silent())
+    assert main([str(tmp_path / "model")]) == 0
     assert "colliding" in capsys.readouterr().out
+    shutil.rmtree(folder)
+    assert main([str(tmp_path / "model")]) == 2
+    assert "give a data set" in capsys.readouterr().err
+
+
+def test_a_table_is_printed_of_a_file_of_ids(trained, tmp_path, capsys):
     file = tmp_path / "pool.index.json"
     write_id_file(file, ["0", "1"], np.array([[1, 2], [1, 2]]))
     assert main([str(file)]) == 0
