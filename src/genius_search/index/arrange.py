@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
@@ -51,6 +52,11 @@ PERIODS: Final = {"year": 4, "month": 7, "day": 10}
 """Name of a period -> number of characters of a time that name it: 7 of ``2024-05-01T12:00``."""
 MAX_PERIODS: Final = 2_400
 """Maximum number of periods that are counted for a field, the newest first."""
+AUTOMATIC: Final = "ranges"
+"""Name of automatic ranges of numbers."""
+NUM_RANGES: Final = 5
+"""Maximum number of automatic ranges."""
+RANGE_BOUNDS: Final = re.compile(r"-?\d{1,15}(\.\d{1,15})?(,-?\d{1,15}(\.\d{1,15})?){0,99}")
 NEAR: Final = "near"
 NEAR_COSINE: Final = 0.98
 """Least cosine of near-duplicates."""
@@ -88,11 +94,17 @@ def _count_values(
 ) -> list[FacetValue]:
     """Return the most frequent values of a field among the items of the masks.
 
-    The name may end with a period: ``taken:month`` counts months, the newest first.
+    The name may end with a period: ``taken:month`` counts months, the newest first. It may end with
+    the bounds of ranges: ``price:0,10,50``, or ``price:ranges`` for automatic ones.
     """
-    field_name, _, period = name.rpartition(":")
-    if field_name and period in PERIODS:
-        return _count_periods(snapshot, request, field_name, PERIODS[period], masks)
+    field_name, _, unit = name.rpartition(":")
+    if field_name and unit in PERIODS:
+        return _count_periods(snapshot, request, field_name, PERIODS[unit], masks)
+    if field_name and unit == AUTOMATIC:
+        return _count_ranges(snapshot, request, field_name, None, masks)
+    if field_name and RANGE_BOUNDS.fullmatch(unit):
+        bounds = [float(bound) for bound in unit.split(",")]
+        return _count_ranges(snapshot, request, field_name, bounds, masks)
     field = find_field(snapshot, name, option="facets")
     totals = Counter[Value]()
     for segment, mask in zip(snapshot.segments, masks, strict=True):
@@ -130,6 +142,48 @@ def _count_periods(
         totals.update(dict(zip(periods.tolist(), counts.tolist(), strict=True)))
     newest = sorted(totals.items(), reverse=True)[:MAX_PERIODS]
     return [FacetValue(period, count) for period, count in newest if count]
+
+
+def _count_ranges(
+    snapshot: Snapshot,
+    request: SearchRequest,
+    name: str,
+    bounds: Sequence[float] | None,
+    masks: Masks,
+) -> list[FacetValue]:
+    """Return the number of items of the masks with a number in each range, ascending.
+
+    The bounds 0, 10 and 50 give the ranges ``..0``, ``0..10``, ``10..50`` and ``50..``; a range has
+    its lower bound, not the upper one. Without bounds, each range gets about as many items.
+    """
+    field = find_field(snapshot, name, option="facets")
+    numbers = []
+    owners = []
+    first_row = 0
+    for segment, mask in zip(snapshot.segments, masks, strict=True):
+        column = read_column(segment.items, field, deadline=request.deadline)
+        # Numbers are the first values.
+        values = np.array([value for value in column.values if isinstance(value, int | float)])
+        is_counted = mask[column.rows] & (column.codes < len(values))
+        numbers.append(values[column.codes[is_counted]].astype(np.float64))
+        owners.append(column.rows[is_counted] + first_row)
+        first_row += len(mask)
+    all_numbers = np.concatenate(numbers)
+    if bounds is None:
+        shares = np.arange(1, NUM_RANGES) / NUM_RANGES
+        quantiles = np.quantile(all_numbers, shares, method="lower") if len(all_numbers) else []
+        bounds = np.unique(quantiles).tolist()
+    elif bounds != sorted(set(bounds)):
+        raise UsageError(f"facets: the bounds of {name!r} are not ascending; sort them")
+    range_of_number = np.searchsorted(bounds, all_numbers, side="right")
+    pairs = np.unique(np.stack([np.concatenate(owners), range_of_number]), axis=1)
+    counts = np.bincount(pairs[1], minlength=len(bounds) + 1).tolist()
+    ends = ["", *(f"{bound:.15g}" for bound in bounds), ""]
+    return [
+        FacetValue(f"{low}..{high}", count)
+        for low, high, count in zip(ends[:-1], ends[1:], counts, strict=True)
+        if count or (low and high)
+    ]
 
 
 class _Order:

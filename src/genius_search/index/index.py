@@ -1070,7 +1070,7 @@ class Index:
         offset: int = 0,
         beam: int | None = None,
         order_by: str | None = None,
-        facets: Sequence[str] = (),
+        facets: Sequence[str] | Mapping[str, Sequence[float]] = (),
         group_by: str | None = None,
         config: SearchConfig | None = None,
     ) -> Hits: ...
@@ -1099,7 +1099,7 @@ class Index:
         offset: int = 0,
         beam: int | None = None,
         order_by: str | None = None,
-        facets: Sequence[str] = (),
+        facets: Sequence[str] | Mapping[str, Sequence[float]] = (),
         group_by: str | None = None,
         config: SearchConfig | None = None,
     ) -> Hits | list[Hits]:

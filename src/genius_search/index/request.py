@@ -111,8 +111,9 @@ class SearchRequest:
     """Sort by a field: ``price`` ascends, ``-price`` descends; items without the field come last.
     Without a query, all items that meet the conditions are sorted. With one, the hits above a
     cut-off are (:attr:`Hits.cut_off`): "best matches by date"."""
-    facets: Sequence[str] = ()
-    """Fields whose values are counted among all items that meet the conditions
+    facets: Sequence[str] | Mapping[str, Sequence[float]] = ()
+    """Fields whose values are counted among all items that meet the conditions; ``price:0,10,50``
+    or ``{"price": [0, 10, 50]}`` counts ranges, ``price:ranges`` automatic ones
     (:attr:`Hits.facets`)."""
     group_by: str | None = None
     """Return the first hit of each value of a field; of each content with ``content``, for copies
@@ -134,8 +135,7 @@ class SearchRequest:
             object.__setattr__(self, "modality", Modality.parse(self.modality))
         object.__setattr__(self, "filter", self._parse_conditions())
         object.__setattr__(self, "parts", tuple(self.parts))
-        facets = (self.facets,) if isinstance(self.facets, str) else tuple(self.facets)
-        object.__setattr__(self, "facets", facets)
+        object.__setattr__(self, "facets", _facet_names(self.facets))
         object.__setattr__(self, "query", self._collect_parts())
         self._check_parts()
 
@@ -238,6 +238,18 @@ class SearchRequest:
         ]
 
 
+def _facet_names(facets: str | Sequence[str] | Mapping[str, Sequence[float]]) -> tuple[str, ...]:
+    """Return facets by their names, such as ``brand`` and ``price:0,10,50``."""
+    if isinstance(facets, str):
+        return (facets,)
+    if not isinstance(facets, Mapping):
+        return tuple(facets)
+    return tuple(
+        f"{name}:{','.join(f'{bound:.15g}' for bound in bounds)}" if len(bounds) else name
+        for name, bounds in facets.items()
+    )
+
+
 class SearchOptions(TypedDict, total=False):
     """Options of a search: the fields of :class:`SearchRequest` except the text, and ``config``."""
 
@@ -254,7 +266,7 @@ class SearchOptions(TypedDict, total=False):
     offset: int
     beam: int | None
     order_by: str | None
-    facets: Sequence[str]
+    facets: Sequence[str] | Mapping[str, Sequence[float]]
     group_by: str | None
     config: SearchConfig | None
     """Settings that differ from those of the index in this search."""

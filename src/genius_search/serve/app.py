@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.utils import get_openapi
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
@@ -68,6 +68,11 @@ def get_service(request: Request) -> Service:
     return cast("Service", request.app.state.service)
 
 
+def get_search_route(request: Request) -> SearchRoute:
+    """Return the route of searches of an application."""
+    return cast("SearchRoute", request.app.state.search_route)
+
+
 async def find_index(
     request: Request,
     index: Annotated[
@@ -116,7 +121,19 @@ router = APIRouter(responses=ERRORS)
 async def search(request: Request) -> Response:
     """Search for the best items: one search, or several in one batch."""
     # The application answers with the same route before a request arrives here.
-    answer = await SearchRoute(get_service(request)).answer(request.scope["state"])
+    answer = await get_search_route(request).answer(request.scope["state"])
+    return Response(answer, media_type="application/json")
+
+
+@router.get("/v1/search", response_model=schemas.SearchResult)
+async def search_by_address(
+    request: Request,
+    parameters: Annotated[schemas.SearchParameters, Query()],
+) -> Response:
+    """Search with the parameters of an address, for `curl` and browsers."""
+    fields = cast("BaseModel", parameters).model_dump(exclude_unset=True)
+    body = schemas.SearchBody(**fields)
+    answer = await get_search_route(request).search(body, {}, request.scope["state"])
     return Response(answer, media_type="application/json")
 
 
@@ -476,6 +493,7 @@ def create_app(
     )
     app.state.service = service
     app.state.worker = worker
+    app.state.search_route = SearchRoute(service)
     page = StaticFiles(directory=PAGE)
     app.mount("/assets", GZipMiddleware(page))
 
@@ -501,7 +519,7 @@ def create_app(
         OSError,
     ):
         app.add_exception_handler(error_type, refuse)
-    routes = {("POST", "/v1/search"): SearchRoute(service)}
+    routes = {("POST", "/v1/search"): app.state.search_route}
     forwarder = ChangeForwarder(worker.socket) if worker is not None and worker.number else None
     app.add_middleware(
         Guard,

@@ -25,6 +25,7 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationError,
+    create_model,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -216,7 +217,8 @@ class Search(RequestBody):
     facets: list[Condition] = Field(
         [],
         max_length=MAX_FACETS,
-        description="Fields whose values to count among all items that meet the conditions.",
+        description="Fields whose values to count among all items that meet the conditions. "
+        "price:0,10,50 counts ranges of numbers, price:ranges automatic ones, taken:month months.",
     )
     group_by: Condition | None = Field(
         None,
@@ -277,6 +279,33 @@ class SearchBody(OneSearch):
                 "searches", "searches: write {name} in each search", {"name": min(misplaced)}
             )
         return self
+
+
+SIMPLE_FIELDS: Final = (
+    "text",
+    "where",
+    "match",
+    "modality",
+    "hybrid",
+    "k",
+    "offset",
+    "fields",
+    "order_by",
+    "facets",
+    "group_by",
+    "index",
+    "deadline_ms",
+)
+"""Fields of a search that an address may have as parameters."""
+SearchParameters: Final = create_model(
+    "SearchParameters",
+    __config__=ConfigDict(extra="forbid"),
+    __doc__="A search as the parameters of an address.",
+    **{
+        name: (OneSearch.model_fields[name].annotation, OneSearch.model_fields[name])
+        for name in SIMPLE_FIELDS
+    },
+)  # type: ignore[call-overload]
 
 
 class ExplainBody(OneSearch):

@@ -142,10 +142,19 @@ class SearchRoute:
         state
             What the guard knows about the request: its id, its start, its type and its body.
         """
-        service = self._service
         body, pictures = await read_body(
-            state["content_type"], state["body"], schemas.SearchBody, service.parsers
+            state["content_type"], state["body"], schemas.SearchBody, self._service.parsers
         )
+        return await self.search(body, pictures, state)
+
+    async def search(
+        self,
+        body: schemas.SearchBody,
+        pictures: Mapping[str, memoryview],
+        state: Mapping[str, Any],
+    ) -> bytes:
+        """Return the hits of a search as JSON; see :meth:`answer`."""
+        service = self._service
         search = _Search(service.find_index(body.index), body, pictures, state)
         if not service.is_quick(search.served.name, body, pictures):
             threads = service.threads_for(body, pictures)

@@ -92,6 +92,23 @@ def test_periods_are_counted_the_newest_first(index):
     assert facets["taken:year"] == [("2025", 1), ("2024", 2), ("2023", 1)]
 
 
+def test_ranges_of_numbers_are_counted_with_given_or_automatic_bounds(index):
+    facets = index.search(facets={"price": [3, 9, 10, 11]}).facets
+    ranges = [("..3", 1), ("3..9", 1), ("9..10", 1), ("10..11", 0), ("11..", 2)]
+    assert facets == {"price:3,9,10,11": ranges}
+    assert index.search(facets="price:3,9,10,11", where="price<9").facets["price:3,9,10,11"] == [
+        ("..3", 1),
+        ("3..9", 1),
+        ("9..10", 0),
+        ("10..11", 0),
+    ]
+    automatic = index.search(facets="price:ranges").facets["price:ranges"]
+    assert sum(count for _, count in automatic) == 5
+    assert index.search(facets="brand:ranges").facets == {"brand:ranges": []}
+    with pytest.raises(UsageError, match="not ascending"):
+        index.search(facets="price:9,3")
+
+
 def test_values_are_counted_among_all_items_that_the_conditions_allow(index):
     facets = index.search(vector=VECTORS[0], k=1, facets=["brand", "tags", "price"]).facets
     assert facets["brand"] == [("acme", 3), ("bata", 2), ("Cord", 1)]

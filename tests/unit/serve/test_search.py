@@ -415,3 +415,20 @@ def test_a_batch_runs_in_a_thread_after_a_change(writable, monkeypatch):
         assert "1:0" not in {hit["id"] for hit in hits}
     assert threads[0].startswith("ThreadPoolExecutor")
     assert not threads[1].startswith("ThreadPoolExecutor")
+
+
+def test_an_address_searches_like_a_body(client):
+    parameters = {
+        "text": "a red kite",
+        "where": ["price<5", "colour=red"],
+        "k": 2,
+        "fields": "price",
+    }
+    response = client.get("/v1/search", params=parameters)
+    body = {**parameters, "fields": ["price"]}
+    assert response.status_code == 200
+    assert response.json()["hits"] == post(client, **body).json()["hits"]
+    facets = client.get("/v1/search?where=price<5&facets=colour").json()["facets"]
+    assert sum(value["items"] for value in facets["colour"]) == 5
+    for wrong in ("?k=0&text=a", "?colour=red", "", "?text=a&where=nothing=1"):
+        is_problem(client.get(f"/v1/search{wrong}"), 422)
