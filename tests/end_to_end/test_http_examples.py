@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -48,3 +49,13 @@ def test_every_example_is_answered(trained, tmp_path):
             assert done.returncode == 0, f"{example}\n{done.stdout[-1000:]}{done.stderr}"
         with Image.open(tmp_path / "thumbnail.jpg") as thumbnail:
             assert thumbnail.size == (128, 85)
+
+
+def test_the_program_with_httpx_fills_filters_counts_changes_and_deletes(tmp_path, capsys):
+    [program] = re.findall(r"^```python\n(import httpx.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
+    Index.from_vectors(tmp_path / "kites.index", np.eye(3, dtype=np.float32))
+    with serving(tmp_path / "kites.index") as (_, url):
+        exec(program.replace("http://localhost:8000", url), {})  # noqa: S102  our page
+    facets = {"price:0,20,40": [{"value": "0..20", "items": 1}, {"value": "20..40", "items": 2}]}
+    hits = ["kite 2", "kite 3"]
+    assert capsys.readouterr().out.splitlines() == [f"{hits} {facets}", "{'items': 1}"]
