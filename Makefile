@@ -4,6 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+# pip uses one core, and the compiler the other one. Without a compiler, the last command installs one.
+define INSTALL
+$(PYTHON) -c $(CHECK_VERSION)
+$(PYTHON) -m venv $(VENV)
+$(PYTHON) src/genius_search/native/build.py 2> /dev/null & GENIUS_COMPILE=later $(PIP) --editable $(PACKAGES); status=$$?; wait; exit $$status
+$(BIN)/python -m genius_search.native.build --install-compiler
+endef
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 25
 CHECK_VERSION := 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "GENIUS needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 OUT ?= demo
@@ -17,19 +24,15 @@ export PYTHONDONTWRITEBYTECODE =
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
+$(VENV)/run: PACKAGES = '.[evaluate,train]' matplotlib
 $(VENV)/run: pyproject.toml constraints.txt $(wildcard src/genius_search/native/*.[ch])
-	$(PYTHON) -c $(CHECK_VERSION)
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[evaluate,train]' matplotlib
-	$(BIN)/python -m genius_search.native.build --install-compiler
+	$(INSTALL)
 	@touch $@
 
 # One call of pip: each further one resolves everything again.
+$(VENV)/dev: PACKAGES = '.[dev]'
 $(VENV)/dev: pyproject.toml constraints.txt $(wildcard src/genius_search/native/*.[ch])
-	$(PYTHON) -c $(CHECK_VERSION)
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable '.[dev]'
-	$(BIN)/python -m genius_search.native.build --install-compiler
+	$(INSTALL)
 	@touch $(VENV)/run $@
 
 setup: $(VENV)/dev  ## Make the virtual environment with everything for development
