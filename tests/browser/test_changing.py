@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 pytestmark = pytest.mark.slow
 
 
-def drawn(colour: str, kind: str = "PNG") -> bytes:
+def picture_bytes(colour: str, kind: str = "PNG") -> bytes:
     image = Image.new("RGB", (96, 96), "white")
     ImageDraw.Draw(image).ellipse((16, 16, 80, 80), fill=colour)
     file = io.BytesIO()
@@ -48,7 +48,7 @@ def test_dropped_files_are_shown_named_added_and_found(page):
           data.items.add(new File([words], "disc.txt", { type: "text/plain" }));
           document.getElementById("add").dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
         }""",
-        [list(drawn("crimson")), "a crimson disc"],
+        [list(picture_bytes("crimson")), "a crimson disc"],
     )
     rows = page.get_by_role("list", name="Items to add").get_by_role("listitem")
     expect(rows).to_have_count(1)
@@ -62,9 +62,9 @@ def test_dropped_files_are_shown_named_added_and_found(page):
 
 
 def test_an_item_that_cannot_be_read_is_left_out_with_the_reason_and_the_others_are_added(page):
-    broken = {"name": "broken.png", "mimeType": "image/png", "buffer": drawn("teal")[:90]}
-    phone = {"name": "phone.heic", "mimeType": "", "buffer": drawn("teal", "HEIF")}
-    whole = {"name": "whole.png", "mimeType": "image/png", "buffer": drawn("teal")}
+    broken = {"name": "broken.png", "mimeType": "image/png", "buffer": picture_bytes("teal")[:90]}
+    phone = {"name": "phone.heic", "mimeType": "", "buffer": picture_bytes("teal", "HEIF")}
+    whole = {"name": "whole.png", "mimeType": "image/png", "buffer": picture_bytes("teal")}
     add(page, broken, phone, whole)
     expect(page.locator("#added")).to_contain_text("2 items added")
     expect(page.locator("#added .warn li")).to_contain_text(re.compile("broken.png: .+"))

@@ -16,7 +16,7 @@ def run(capsys, *words: str | Path, status: int = 0) -> tuple[str, str]:
     return said.out, said.err
 
 
-def told(capsys, *words: str | Path) -> dict[str, Any]:
+def run_json(capsys, *words: str | Path) -> dict[str, Any]:
     """The JSON document that a command writes, the whole of its stdout."""
     found = json.loads(run(capsys, *words, "--json")[0])
     assert isinstance(found, dict)
@@ -25,7 +25,7 @@ def told(capsys, *words: str | Path) -> dict[str, Any]:
 
 def test_evaluate_measures_a_model_and_the_index_that_is_made_of_it(trained, tmp_path, capsys):
     words = ("evaluate", trained.data)
-    found = told(capsys, *words, "--model", trained.model, "--out", tmp_path / "index")
+    found = run_json(capsys, *words, "--model", trained.model, "--out", tmp_path / "index")
     assert found["items"] == 1_000
     methods = {row["method"] for row in found["rows"]}
     assert methods == {"search", "generator", "exact"}

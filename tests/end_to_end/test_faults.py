@@ -44,7 +44,7 @@ Contents = dict[str, int]
 """Item id -> the number of the write that put it there."""
 
 
-def given(contents: Contents) -> tuple[list[Item], ItemArrays]:
+def make_items(contents: Contents) -> tuple[list[Item], ItemArrays]:
     """Items whose text, codes and embedding all say which write they are from."""
     writes = np.array(list(contents.values()), dtype=np.int64)
     return [
@@ -60,7 +60,7 @@ def vectors_of(writes: np.ndarray) -> np.ndarray:
     return np.eye(DIM, dtype=np.float16)[writes % DIM]
 
 
-def found(folder: Path) -> Contents:
+def read_contents(folder: Path) -> Contents:
     """What an index holds; every table, store and embedding must tell the same story."""
     contents: Contents = {}
     for segment in Snapshot.open(folder).segments:
@@ -99,7 +99,7 @@ def draw(kind: str, before: Contents, write: int, chance: random.Random) -> Oper
         return Operation(kind, lambda writer: writer.compact(min_deleted=0), before)
     new = {f"{write}/{number}": write for number in range(chance.choice((1, 3, 40)))}
     new |= dict.fromkeys(chance.sample(names, min(len(names), chance.randint(0, 5))), write)
-    return Operation(kind, lambda writer: writer.add([given(new)]), before | new)
+    return Operation(kind, lambda writer: writer.add([make_items(new)]), before | new)
 
 
 def killed_after(seconds: float, work: Callable[[], object]) -> float | None:
@@ -149,7 +149,7 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     (folder / "segments" / "notes.txt").write_text("of somebody else")
     with open_writer(folder) as writer:
         writer.begin(FACTS)
-        writer.add([given(state)])
+        writer.add([make_items(state)])
     usual = dict.fromkeys(("add", "delete", "compact"), 60.0)  # the first of each kind may finish
     counts = {f"{kind} {outcome}": 0 for kind in usual for outcome in ("old", "new")} | {
         "acknowledged": 0
@@ -163,7 +163,7 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
         # So that there is something to do. An addition may itself merge everything: then another one.
         while len(state) < 400 or (kind == "compact" and is_compact(folder)):
             change(folder, draw("add", state, write, chance).work)
-            state = found(folder)
+            state = read_contents(folder)
             write += 1
         operation = draw(kind, state, write, chance)
         generation = read_manifest(folder).generation
@@ -172,7 +172,7 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
         is_new = read_manifest(folder).generation > generation
         assert is_new or seconds is None, f"an acknowledged {kind} is gone"
         assert check(folder).items == len(operation.after if is_new else state)
-        after = found(folder)
+        after = read_contents(folder)
         assert after == (operation.after if is_new else state), (
             f"{kind} left neither the old state nor the new"
         )
@@ -230,7 +230,7 @@ def forked(work: Callable[[], object]) -> Iterator[int]:
 def index(tmp_path) -> Path:
     with open_writer(tmp_path) as writer:
         writer.begin(FACTS)
-        writer.add([given(dict.fromkeys("abcdefghijkl", 0))])
+        writer.add([make_items(dict.fromkeys("abcdefghijkl", 0))])
     return tmp_path
 
 
@@ -241,7 +241,7 @@ def add_one_by_one(folder: Path, names: Iterable[str], wait_seconds: float) -> i
         while True:
             try:
                 with open_writer(folder, wait_seconds=wait_seconds) as writer:
-                    writer.add([given({name: 1})])
+                    writer.add([make_items({name: 1})])
                 break
             except UsageError:
                 refused += 1
@@ -256,7 +256,7 @@ def test_of_two_writers_at_once_one_waits_or_is_refused_and_nothing_is_lost(inde
     ):
         refused = add_one_by_one(index, [f"ours {number}" for number in range(4)], wait_seconds)
     assert wait_seconds == 0 or refused == 0
-    assert len(found(index)) == 12 + 8
+    assert len(read_contents(index)) == 12 + 8
     assert check(index).items == 12 + 8
 
 
@@ -275,7 +275,7 @@ def test_a_writer_is_refused_while_another_process_writes_and_let_in_after_waiti
             pass
         with open_writer(index, wait_seconds=30.0) as writer:
             assert writer.delete(["a", "b"]) == (1, ["a"])
-    assert len(found(index)) == 10
+    assert len(read_contents(index)) == 10
 
 
 def test_readers_never_meet_half_a_state_while_another_process_writes(index):
@@ -284,7 +284,7 @@ def test_readers_never_meet_half_a_state_while_another_process_writes(index):
     def write() -> None:
         for number in range(1, 5):
             with open_writer(index) as writer:
-                writer.add([given(dict.fromkeys("abcdefghijkl", number))])
+                writer.add([make_items(dict.fromkeys("abcdefghijkl", number))])
                 writer.delete("bcdefghijkl")
                 writer.compact(min_deleted=0)
 
@@ -292,7 +292,7 @@ def test_readers_never_meet_half_a_state_while_another_process_writes(index):
     with forked(write) as child:
         while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             state = Snapshot.open(index)
-            contents = found(index)
+            contents = read_contents(index)
             assert set(contents) in ({"a"}, set("abcdefghijkl")), contents
             assert len(set(contents.values())) == 1, contents
             assert contents["a"] >= last
@@ -302,7 +302,7 @@ def test_readers_never_meet_half_a_state_while_another_process_writes(index):
             assert sum(len(list(segment.items.all())) for segment in state.segments) >= 1
             assert all(segment.table.ids.min() >= 0 for segment in state.segments)
     assert reads > 3
-    assert set(found(index)) == {"a"}
+    assert set(read_contents(index)) == {"a"}
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def finished(folder: Path, part: str) -> str | None:
         return None
 
 
-def opened(folder: Path) -> Genius | None:
+def open_finished(folder: Path) -> Genius | None:
     try:
         return Genius.open(folder)
     except (ArtifactMissing, ArtifactMismatch):
@@ -136,7 +136,7 @@ def test_a_killed_training_goes_on_to_the_very_same_model(retrained, seconds, tm
             assert found is not None or part not in so_far, f"the finished {part} was lost"
             if found is not None:
                 so_far.add(part)
-        model = opened(folder)
+        model = open_finished(folder)
         assert model is None or model.fingerprint == reference
         return model is not None
 
@@ -164,7 +164,7 @@ def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mix
     shutil.copytree(retrained.model, folder)
 
     def check() -> bool:
-        model = opened(folder)
+        model = open_finished(folder)
         if model is None:
             return False
         assert model.quantizer_manifest.fingerprint == first.quantizer_manifest.fingerprint
@@ -218,22 +218,22 @@ def test_a_killed_command_leaves_the_index_before_or_the_whole_one(
         if kind == "add":
             shutil.copytree(before, folder)
 
-    def found() -> dict[str, tuple[Item, list[int]]] | None:
+    def read_index() -> dict[str, tuple[Item, list[int]]] | None:
         try:
             return contents(Index.open(folder, model=model))
         except ArtifactMissing:
             return None
 
     def check() -> bool:
-        assert found() in (old, new)
-        return found() == new
+        assert read_index() in (old, new)
+        return read_index() == new
 
     if kind == "add":
         run_whole("index", "create", before, *create)
     begin_again()
-    old = found()
+    old = read_index()
     seconds = run_whole(*words)
-    new = found()
+    new = read_index()
     assert new is not None
     assert len(new) == (1_250 if kind == "add" else 1_000)
     begin_again()

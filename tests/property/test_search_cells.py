@@ -45,7 +45,7 @@ def library(request, monkeypatch):
 
 
 @pytest.fixture(scope="module", params=range(6))
-def drawn(request, tmp_path_factory):
+def segments_and_queries(request, tmp_path_factory):
     """An index of two segments with deleted items, and queries with conditions."""
     random = np.random.default_rng(request.param)
     items, dim = [(400, 20), (90, 17), (700, 33), (60, 16), (300, 64), (500, 16)][request.param]
@@ -88,8 +88,10 @@ def masks(snapshot, random):
 
 
 @pytest.mark.parametrize("changes", [{"shortlist": 0}, {"shortlist": 60}, {"rerank": "codes"}])
-def test_the_library_finds_the_items_and_scores_of_the_plain_search(library, drawn, changes):
-    searcher, queries = drawn
+def test_the_library_finds_the_items_and_scores_of_the_plain_search(
+    library, segments_and_queries, changes
+):
+    searcher, queries = segments_and_queries
     settings = dataclasses.replace(searcher.config, candidates=10**6, **changes)
     ranker, evidence = searcher.model.ranker, searcher._evidence
     evidence.packed_parts = evidence.packed_all = None
@@ -116,10 +118,10 @@ def locations(ranking):
     ]
 
 
-def test_cells_that_are_left_out_lose_little(library, drawn, monkeypatch):
+def test_cells_that_are_left_out_lose_little(library, segments_and_queries, monkeypatch):
     monkeypatch.setattr(kernel, "MIN_FIRST_ROWS", 40)
     monkeypatch.setattr(kernel, "MAX_FIRST_ROWS", 40)
-    searcher, queries = drawn
+    searcher, queries = segments_and_queries
     settings = dataclasses.replace(searcher.config, shortlist=30, margin=3.0)
     ranker, evidence = searcher.model.ranker, searcher._evidence
     evidence.packed_parts = evidence.packed_all = None

@@ -63,7 +63,7 @@ def test_an_address_where_nothing_answers_is_said_at_once():
 
 
 @pytest.fixture(scope="module")
-def built(node, trained, tmp_path_factory) -> Path:
+def cluster_folder(node, trained, tmp_path_factory) -> Path:
     """A cluster of sixty texts in two shards, built on Ray."""
     folder = tmp_path_factory.mktemp("served")
     (folder / "notes").mkdir()
@@ -83,11 +83,11 @@ def copies() -> list[int]:
 
 
 def test_deployed_shards_answer_as_open_ones_and_again_after_all_copies_were_killed(
-    built, monkeypatch
+    cluster_folder, monkeypatch
 ):
-    here = Searcher.open(built)
-    served.deploy(built, copies=1)
-    searcher = served.connect_searcher(built)
+    here = Searcher.open(cluster_folder)
+    served.deploy(cluster_folder, copies=1)
+    searcher = served.connect_searcher(cluster_folder)
     requests = [
         SearchRequest(text=f"a text, {number}", k=7, where=["name>3"] if number % 2 else ())
         for number in range(6)

@@ -44,7 +44,9 @@ def queries(model) -> RowQueries:
     return RowQueries([f"1:{number}" for number in range(QUERIES)], vectors, vectors)
 
 
-def asked(model, pool, queries, methods=tuple(BEAM_METHODS), **settings) -> dict[str, MethodHits]:
+def find_hits(
+    model, pool, queries, methods=tuple(BEAM_METHODS), **settings
+) -> dict[str, MethodHits]:
     (found,) = find(model, [queries], pool, methods, dataclasses.replace(PAPER_SEARCH, **settings))
     return {one.method: one for one in found}
 
@@ -65,18 +67,18 @@ def scores(found: MethodHits) -> list[float]:
 
 
 def test_beams_over_the_whole_pool_find_alike_whoever_leads_them(model, pool, queries):
-    found = asked(model, pool, queries, beam=500)
+    found = find_hits(model, pool, queries, beam=500)
     for by in ("codes", "embeddings"):
         assert ordered(found[f"routing+{by}"]) == ordered(found[f"generative+{by}"])
     assert {one.touched for one in found.values()} == {150.0}
 
 
 def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, queries):
-    found = asked(model, pool, queries, beam=4, candidates=20)
+    found = find_hits(model, pool, queries, beam=4, candidates=20)
     assert dids(found["routing+codes"]) != dids(found["generative+codes"])
     vectors = torch.from_numpy(model.ranker.vectors(pool.codes))
     nearest = (queries.fused[:, None] - vectors[None]).square().sum(dim=2).argmin(dim=1)
-    wide = asked(model, pool, queries, ("routing+codes",), beam=80)["routing+codes"]
+    wide = find_hits(model, pool, queries, ("routing+codes",), beam=80)["routing+codes"]
     for query, hits in enumerate(wide.hits):
         assert pool.did(int(nearest[query])) in {hit.did for hit in hits}
 
@@ -86,7 +88,7 @@ def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(
     model, pool, queries, density_weight
 ):
     methods = ("exact-fused+hubness", "exact-codes", "generative+embeddings", "generative+codes")
-    found = asked(model, pool, queries, methods, beam=500, density_weight=density_weight)
+    found = find_hits(model, pool, queries, methods, beam=500, density_weight=density_weight)
     for exact, ours in (methods[::2], methods[1::2]):
         assert scores(found[exact]) == pytest.approx(scores(found[ours]), abs=1e-5)
 
@@ -98,7 +100,7 @@ def test_densities_fade_near_a_query_in_exact_search_as_in_a_search_by_beams(
     items = pool.fused(slice(0, QUERIES))
     queries = RowQueries([f"1:{number}" for number in range(QUERIES)], items, items)
     methods = ("exact-fused+hubness", "generative+embeddings")
-    found = asked(model, reliable, queries, methods, beam=500, density_weight=0.5)
+    found = find_hits(model, reliable, queries, methods, beam=500, density_weight=0.5)
     exact, ours = (found[method] for method in methods)
     assert scores(exact) == pytest.approx(scores(ours), abs=1e-5)
     vectors = pool.fused(slice(0, 150)).numpy()
@@ -117,7 +119,7 @@ def test_densities_fade_near_a_query_in_exact_search_as_in_a_search_by_beams(
 def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):
     methods = ("exact-raw", "exact-fused", "exact-fused+hubness", "exact-codes", *BEAM_METHODS)
     plain, other = (
-        asked(model, pool, queries, methods, beam=6, density_weight=density_weight)
+        find_hits(model, pool, queries, methods, beam=6, density_weight=density_weight)
         for density_weight in (0.0, 5.0)
     )
     same = {method for method in methods if plain[method].hits == other[method].hits}
@@ -128,7 +130,7 @@ def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):
 
 
 def test_a_row_is_the_same_alone_and_among_all(model, pool, queries):
-    everything = asked(model, pool, queries, beam=6, candidates=10)
+    everything = find_hits(model, pool, queries, beam=6, candidates=10)
     for method in BEAM_METHODS:
-        alone = asked(model, pool, queries, (method,), beam=6, candidates=10)
+        alone = find_hits(model, pool, queries, (method,), beam=6, candidates=10)
         assert alone == {method: everything[method]}

@@ -98,7 +98,7 @@ def world_task(mteb, data: MBeir, row):
 
 
 @pytest.fixture(scope="module")
-def ours(model, data, tmp_path_factory) -> dict[tuple[int, str], dict[str, float]]:
+def our_measures(model, data, tmp_path_factory) -> dict[tuple[int, str], dict[str, float]]:
     """What ``genius evaluate`` measures, by task and method."""
     config = EvaluationConfig(
         pools=("local",), methods=("generative", "exact-raw"), instructions="first"
@@ -108,14 +108,14 @@ def ours(model, data, tmp_path_factory) -> dict[tuple[int, str], dict[str, float
 
 
 @pytest.mark.parametrize("method", ["generative", "exact-raw"])
-def test_mteb_measures_m_beirs_tasks_as_evaluate_does(mteb, model, data, ours, method):
+def test_mteb_measures_m_beirs_tasks_as_evaluate_does(mteb, model, data, our_measures, method):
     found, chance = [], []
     rows = data.rows("test")
     for row in rows[::3]:
         task, size = world_task(mteb, data, row)
         result = mteb.evaluate(MtebModel(model, method=method), task, cache=None, co2_tracker=False)
         (scores,) = result.task_results[0].scores["test"]
-        expected = ours[row.task_id, method]
+        expected = our_measures[row.task_id, method]
         # stored features have 16 bits and mteb's have 32, so a neighbour may change places
         assert scores["hit_rate_at_10"] == pytest.approx(expected["R@10"], abs=1 / 12 + 1e-4)
         assert scores["ndcg_at_10"] == pytest.approx(expected["nDCG@10"], abs=0.05)

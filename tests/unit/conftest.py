@@ -58,8 +58,8 @@ def make_features(tmp_path_factory):
             rows = slice(start, min(size, start + shard_rows))
             columns = (
                 ids[rows],
-                _places(image[rows]),
-                _places(text[rows]),
+                _row_numbers(image[rows]),
+                _row_numbers(text[rows]),
                 modality[rows],
                 (wanted or [ABSENT] * size)[rows],
                 ids[rows],
@@ -113,7 +113,7 @@ def world(make_features) -> World:
     return World(lines, queries, candidates)
 
 
-def _places(rows):
+def _row_numbers(rows):
     present = np.array([row is not None for row in rows])
     return np.where(present, np.cumsum(present) - 1, ABSENT).tolist()
 

@@ -42,15 +42,15 @@ NO_IDS = [
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Index:
+def shared_index(tmp_path_factory) -> Index:
     index = Index.from_vectors(tmp_path_factory.mktemp("made") / "made.index", X, ids=IDS)
     index.learn(5, vector=X[5])
     return index
 
 
 @pytest.fixture
-def index(made, tmp_path) -> Index:
-    return Index.open(shutil.copytree(made.folder, tmp_path / "copied.index"))
+def index(shared_index, tmp_path) -> Index:
+    return Index.open(shutil.copytree(shared_index.folder, tmp_path / "copied.index"))
 
 
 @pytest.fixture
@@ -372,27 +372,30 @@ def test_names_of_fields_are_texts_or_whole_numbers():
         Filter.parse(match=5)
 
 
-def test_queries_are_read_like_vectors_of_items(made):
+def test_queries_are_read_like_vectors_of_items(shared_index):
     for vector in (
         X[3].tolist(),
         torch.tensor(X[3], requires_grad=True),
         torch.tensor(X[3]).bfloat16(),
     ):
-        assert made.search(vector=vector, k=1)[0].id == "3"
-        assert made.search(parts=[SearchPart(vector=vector)], k=1)[0].id == "3"
+        assert shared_index.search(vector=vector, k=1)[0].id == "3"
+        assert shared_index.search(parts=[SearchPart(vector=vector)], k=1)[0].id == "3"
     for vectors in (X[:2].tolist(), torch.tensor(X[:2], requires_grad=True)):
-        assert [hits[0].id for hits in made.search_vectors(vectors, k=1)] == IDS[:2]
-    assert made.search_vectors([]) == made.search_vectors(X[:0]) == []
+        assert [hits[0].id for hits in shared_index.search_vectors(vectors, k=1)] == IDS[:2]
+    assert shared_index.search_vectors([]) == shared_index.search_vectors(X[:0]) == []
     masked = np.ma.masked_greater(X[3], X[3].max() - 0.01)
-    for call in (made.search, lambda vector: made.search(parts=[SearchPart(vector=vector)])):
+    for call in (
+        shared_index.search,
+        lambda vector: shared_index.search(parts=[SearchPart(vector=vector)]),
+    ):
         with pytest.raises(BadData, match="the query's vector is masked"):
             call(vector=masked)
     with pytest.raises(BadData, match="the query's vector is masked"):
-        made.learn("3", vector=masked)
+        shared_index.learn("3", vector=masked)
     with pytest.raises(BadData, match="row 3 of the vectors has a number"):
-        made.search_vectors(changed(np.nan))
+        shared_index.search_vectors(changed(np.nan))
     with pytest.raises(UsageError, match="not finite"):
-        made.search(vector=np.full(DIM, np.inf, np.float16))
+        shared_index.search(vector=np.full(DIM, np.inf, np.float16))
     with pytest.raises(UsageError, match="the text of a part is 5"):
         SearchPart(text=5)
 
@@ -411,20 +414,23 @@ def test_typical_queries_are_read_like_vectors_of_items(tmp_path):
     assert not (tmp_path / "y.index").exists()
 
 
-def test_features_of_encoders_are_read_like_vectors(made, monkeypatch):
+def test_features_of_encoders_are_read_like_vectors(shared_index, monkeypatch):
     for given, kind in (
         (torch.tensor(X[3:4]).bfloat16(), None),
         (X[3:4].tolist(), None),
         (X[:1] * np.nan, BadData),
     ):
         monkeypatch.setattr(
-            made.model.encoder, "text_features", lambda *_, given=given: given, raising=False
+            shared_index.model.encoder,
+            "text_features",
+            lambda *_, given=given: given,
+            raising=False,
         )
         if kind is None:
-            assert made.search("a text", k=1)[0].id == "3"
+            assert shared_index.search("a text", k=1)[0].id == "3"
         else:
             with pytest.raises(kind, match="not finite"):
-                made.search("a text")
+                shared_index.search("a text")
 
 
 def test_a_picture_with_masked_pixels_is_left_out(tmp_path):

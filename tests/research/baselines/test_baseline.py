@@ -43,49 +43,52 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(trained, tmp_path_factory):
+def workspace(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("rivals")
     return Place(MBeir(trained.data), Genius.open(trained.model), folder / "evaluation")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_search_finds_items_of_the_pool_each_once_best_first(place, tmp_path, kind):
+def test_search_finds_items_of_the_pool_each_once_best_first(workspace, tmp_path, kind):
     rival = fit_baseline(
-        place.data,
-        place.model,
-        place.config(kind),
+        workspace.data,
+        workspace.model,
+        workspace.config(kind),
         folder=tmp_path / "decoder",
-        evaluation=place.evaluation,
+        evaluation=workspace.evaluation,
         progress=Silent(),
     )
     index = rival.index(rival.numbers[-50:])
     assert index.num_items == 50
-    for found in rival.search(index, torch.randn(3, place.model.dim), beam=10, k=7):
+    for found in rival.search(index, torch.randn(3, workspace.model.dim), beam=10, k=7):
         assert len(found.items) == len(set(found.items.tolist())) == 7
         assert (np.diff(found.scores) <= 0).all()
         assert found.touched >= 7
 
 
 @pytest.mark.parametrize("kind", ["grace-string", "nci"])
-def test_the_program_trains_and_measures(place, tmp_path, capsys, kind):
+def test_the_program_trains_and_measures(workspace, tmp_path, capsys, kind):
     words = [
-        str(place.data.root),
+        str(workspace.data.root),
         "--model",
-        str(place.model.folder),
+        str(workspace.model.folder),
         "--kind",
         kind,
         "--epochs",
         "0.1",
     ]
-    words += ["--out", str(tmp_path), "--evaluation", str(place.evaluation), "--json"]
+    words += ["--out", str(tmp_path), "--evaluation", str(workspace.evaluation), "--json"]
     assert main([*words, "--options.pools", "global", "--options.max-queries", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["method"] for row in found["rows"]} == {kind}
     assert len(found["rows"]) == 8
 
 
-def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(place):
-    own, rival = place.model.generator.config, generator_config(place.model, place.config("irgen"))
+def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(workspace):
+    own, rival = (
+        workspace.model.generator.config,
+        generator_config(workspace.model, workspace.config("irgen")),
+    )
     changed = {
         "guide": own.guide,
         "dropout": own.dropout,
@@ -93,56 +96,56 @@ def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(plac
         "training": own.training,
     }
     assert dataclasses.replace(rival, **changed) == own
-    assert generator_config(place.model, BaselineConfig(kind="nci")).head == "per-level"
+    assert generator_config(workspace.model, BaselineConfig(kind="nci")).head == "per-level"
 
 
 @pytest.fixture(scope="module")
-def id_file(place, tmp_path_factory):
+def id_file(workspace, tmp_path_factory):
     """The model's own IDs of all candidates, as LETTER would write them."""
     file = tmp_path_factory.mktemp("ids") / "catalogue.index.json"
-    pools = [*place.data.training_pools(), *place.data.global_pool("test")]
+    pools = [*workspace.data.training_pools(), *workspace.data.global_pool("test")]
     features = embed_pool(
-        place.data, pools, place.model.encoder, file.parent / "features", progress=Silent()
+        workspace.data, pools, workspace.model.encoder, file.parent / "features", progress=Silent()
     )
-    codes = encode_features(place.model.codebooks, features).codes
+    codes = encode_features(workspace.model.codebooks, features).codes
     write_id_file(file, [did_of(number) for number in features.ids.tolist()], codes)
     return file
 
 
 def test_ids_of_a_file_are_searched_by_code_vectors_without_training(
-    place, id_file, tmp_path, capsys
+    workspace, id_file, tmp_path, capsys
 ):
-    words = [str(place.data.root), "--model", str(place.model.folder), "--json"]
+    words = [str(workspace.data.root), "--model", str(workspace.model.folder), "--json"]
     words += ["--kind", "file", "--id-file", str(id_file), "--router", "geometry"]
-    words += ["--evaluation", str(place.evaluation), "--out", str(tmp_path)]
+    words += ["--evaluation", str(workspace.evaluation), "--out", str(tmp_path)]
     assert main([*words, "--options.pools", "global"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert len(rows) == 8
     config = EvaluationConfig(pools=("global",), methods=("exact-fused",))
-    exact = evaluate(place.data, place.model, config, tmp_path / "exact", progress=Silent())
+    exact = evaluate(workspace.data, workspace.model, config, tmp_path / "exact", progress=Silent())
     # The vectors are fitted to the file's codes, which are the model's, so little is lost.
     expected = np.mean([row.measures["R@10"] for row in exact.rows])
     assert np.mean([row["R@10"] for row in rows]) > 0.7 * expected > 0
 
 
-def test_a_decoder_learns_the_ids_of_a_file_and_is_kept(place, id_file, tmp_path, monkeypatch):
+def test_a_decoder_learns_the_ids_of_a_file_and_is_kept(workspace, id_file, tmp_path, monkeypatch):
     config = BaselineConfig(kind="file", id_file=str(id_file), epochs=0.1, batch_size=32)
 
     def fit():
         folder = tmp_path / "decoder"
         return fit_baseline(
-            place.data,
-            place.model,
+            workspace.data,
+            workspace.model,
             config,
             folder=folder,
-            evaluation=place.evaluation,
+            evaluation=workspace.evaluation,
             progress=Silent(),
         )
 
     trained = fit()
     monkeypatch.setattr("research.baselines.generative._train", None)  # no second training
     opened = fit()
-    query = torch.randn(1, place.model.dim)
+    query = torch.randn(1, workspace.model.dim)
     rankings = [
         next(rival.search(rival.index(rival.numbers[:50]), query, beam=10, k=7))
         for rival in (trained, opened)
@@ -150,10 +153,10 @@ def test_a_decoder_learns_the_ids_of_a_file_and_is_kept(place, id_file, tmp_path
     assert rankings[0].items.tolist() == rankings[1].items.tolist()
 
 
-def test_an_interrupted_training_of_a_rival_continues(place, tmp_path):
-    config = dataclasses.replace(place.config("genius"), epochs=1.0)
+def test_an_interrupted_training_of_a_rival_continues(workspace, tmp_path):
+    config = dataclasses.replace(workspace.config("genius"), epochs=1.0)
     # The shared model was trained with a checkpoint after every step.
-    assert generator_config(place.model, config).training.checkpoint_seconds == 0
+    assert generator_config(workspace.model, config).training.checkpoint_seconds == 0
     steps: list[int] = []
 
     class Interrupting(Silent):
@@ -165,11 +168,11 @@ def test_an_interrupted_training_of_a_rival_continues(place, tmp_path):
 
     def fit():
         fit_baseline(
-            place.data,
-            place.model,
+            workspace.data,
+            workspace.model,
             config,
             folder=tmp_path / "decoder",
-            evaluation=place.evaluation,
+            evaluation=workspace.evaluation,
             progress=Interrupting(),
         )
 
@@ -187,13 +190,13 @@ def test_an_interrupted_training_of_a_rival_continues(place, tmp_path):
         ({"kind": "dsi", "router": "geometry"}, "no code vectors"),
     ],
 )
-def test_kinds_and_options_that_do_not_fit_are_refused(place, tmp_path, options, message):
+def test_kinds_and_options_that_do_not_fit_are_refused(workspace, tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
         fit_baseline(
-            place.data,
-            place.model,
+            workspace.data,
+            workspace.model,
             BaselineConfig(**options),
             folder=tmp_path / "decoder",
-            evaluation=place.evaluation,
+            evaluation=workspace.evaluation,
             progress=Silent(),
         )

@@ -6,6 +6,7 @@ import json
 import math
 
 import numpy as np
+import pytest
 
 from research.bench import search
 from research.bench.__main__ import main
@@ -20,6 +21,7 @@ def draw(count, seed):
     ).astype("f4")
 
 
+@pytest.mark.slow
 def test_a_pool_of_texts_is_measured_by_kind_of_query_with_filters_and_changes(
     tmp_path, monkeypatch
 ):

@@ -16,12 +16,12 @@ from research.published.checkpoint import Checkpoint
 from research.published.models import generator_parts, quantizer_parts
 
 
-def opened(weights):
+def open_weights(weights):
     return Checkpoint(Path("file.pth"), weights)
 
 
 def parts_of(published):
-    quantizer, generator = opened(published.quantizer), opened(published.generator)
+    quantizer, generator = open_weights(published.quantizer), open_weights(published.generator)
     return quantizer_parts(quantizer), generator_parts(generator, quantizer)
 
 
@@ -56,7 +56,7 @@ def test_codebooks_that_were_never_started_are_refused(make_published):
     published = make_published()
     published.quantizer["residual_rq.layers.1._codebook.initted"] = torch.zeros(1)
     with pytest.raises(ArtifactMismatch, match="never started"):
-        quantizer_parts(opened(published.quantizer))
+        quantizer_parts(open_weights(published.quantizer))
 
 
 def test_files_that_do_not_belong_together_are_refused(make_published):

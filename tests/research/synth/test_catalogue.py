@@ -8,7 +8,6 @@ import pytest
 from genius_search.data.mbeir import MBeir, read_candidates, read_pool, read_qrels, read_queries
 from genius_search.errors import UsageError
 from genius_search.records import TASKS
-from research.synth import catalogue
 from research.synth.catalogue import draw_catalogue
 from research.synth.world import (
     ATTRIBUTES,
@@ -28,21 +27,23 @@ def parsed(source: str | None) -> dict:
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory) -> Path:
+def drawn_catalogue(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("catalogue") / "drawn"
     draw_catalogue(folder, seed=3, **SMALL)
     return folder
 
 
-def test_the_same_seed_gives_the_same_bytes_in_several_processes(drawn, tmp_path, monkeypatch):
+def test_the_same_seed_gives_the_same_bytes_in_several_processes(
+    drawn_catalogue, tmp_path, monkeypatch
+):
     monkeypatch.setattr(catalogue, "SINGLE_PROCESS", 0)
     draw_catalogue(tmp_path / "again", seed=3, **SMALL)
-    assert contents(tmp_path / "again") == contents(drawn)
+    assert contents(tmp_path / "again") == contents(drawn_catalogue)
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_all_eight_tasks_are_there_to_be_evaluated(drawn, split):
-    rows = MBeir(drawn).rows(split)
+def test_all_eight_tasks_are_there_to_be_evaluated(drawn_catalogue, split):
+    rows = MBeir(drawn_catalogue).rows(split)
     assert [row.task_id for row in rows] == list(TASKS)
     for row in rows:
         queries = list(read_queries(row.queries))
@@ -51,8 +52,10 @@ def test_all_eight_tasks_are_there_to_be_evaluated(drawn, split):
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_positives_are_exactly_what_answers_a_query_in_the_local_and_the_union_pool(drawn, split):
-    data = MBeir(drawn)
+def test_positives_are_exactly_what_answers_a_query_in_the_local_and_the_union_pool(
+    drawn_catalogue, split
+):
+    data = MBeir(drawn_catalogue)
     union = list(read_pool(data.global_pool(split)))
     for row in data.rows(split):
         local = list(read_candidates(row.local_pool))
@@ -69,8 +72,8 @@ def test_positives_are_exactly_what_answers_a_query_in_the_local_and_the_union_p
             assert qrels[query.qid] == dict.fromkeys(query.positives, 1)
 
 
-def test_what_a_picture_shows_differs_from_the_answer_in_the_named_attribute_only(drawn):
-    for row in MBeir(drawn).rows("test"):
+def test_what_a_picture_shows_differs_from_the_answer_in_the_named_attribute_only(drawn_catalogue):
+    for row in MBeir(drawn_catalogue).rows("test"):
         queries = [parsed(query.source) for query in read_queries(row.queries)]
         changed = [query for query in queries if "changed" in query]
         assert (len(changed) > 0) == (row.task_id in {7, 8})
@@ -81,8 +84,8 @@ def test_what_a_picture_shows_differs_from_the_answer_in_the_named_attribute_onl
             assert differing == [query["changed"]]
 
 
-def test_what_is_shown_or_expected_in_a_test_was_never_seen_in_training(drawn):
-    data = MBeir(drawn)
+def test_what_is_shown_or_expected_in_a_test_was_never_seen_in_training(drawn_catalogue):
+    data = MBeir(drawn_catalogue)
     seen: dict[str, set[str]] = {}
     for split in ("train", "val", "test"):
         files = (
@@ -102,9 +105,9 @@ def test_what_is_shown_or_expected_in_a_test_was_never_seen_in_training(drawn):
     assert not seen["val"] & seen["train"]
 
 
-def test_another_catalogue_or_other_files_are_never_overwritten(drawn, tmp_path):
+def test_another_catalogue_or_other_files_are_never_overwritten(drawn_catalogue, tmp_path):
     with pytest.raises(UsageError, match="something else than this catalogue"):
-        draw_catalogue(drawn, seed=4, **SMALL)
+        draw_catalogue(drawn_catalogue, seed=4, **SMALL)
     (tmp_path / "letter.txt").write_text("dear")
     for place in (tmp_path, tmp_path / "letter.txt"):
         with pytest.raises(UsageError, match="something else"):

@@ -13,7 +13,7 @@ from .conftest import run, run_json
 
 
 @pytest.fixture(scope="module")
-def built(trained, tmp_path_factory) -> Path:
+def cluster_folder(trained, tmp_path_factory) -> Path:
     """A cluster of twelve texts in two shards."""
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "notes").mkdir()
@@ -24,19 +24,19 @@ def built(trained, tmp_path_factory) -> Path:
     return folder / "X"
 
 
-def test_a_cluster_is_searched(built, capsys):
-    hits = run_json(capsys, "search", built, "text", "3", "--where", 'name>"note 2"', "-k", "3")[
-        "hits"
-    ]
+def test_a_cluster_is_searched(cluster_folder, capsys):
+    hits = run_json(
+        capsys, "search", cluster_folder, "text", "3", "--where", 'name>"note 2"', "-k", "3"
+    )["hits"]
     assert len(hits) == 3
     assert all(hit["fields"]["name"] > "note 2" for hit in hits)
-    out, _ = run(capsys, "search", built, "text 3", "-k", "12")
+    out, _ = run(capsys, "search", cluster_folder, "text 3", "-k", "12")
     assert "note 7.txt" in out
-    run(capsys, "search", built, "text 3", "--modality", "image", status=3)
+    run(capsys, "search", cluster_folder, "text 3", "--modality", "image", status=3)
 
 
-def test_items_are_added_and_deleted(built, tmp_path, capsys):
-    folder = shutil.copytree(built, tmp_path / "X")
+def test_items_are_added_and_deleted(cluster_folder, tmp_path, capsys):
+    folder = shutil.copytree(cluster_folder, tmp_path / "X")
     (tmp_path / "more").mkdir()
     for number in range(9):
         (tmp_path / "more" / f"more {number}.txt").write_text(f"more {number}")
@@ -48,14 +48,16 @@ def test_items_are_added_and_deleted(built, tmp_path, capsys):
     assert run_json(capsys, "index", "info", folder, "--check")["items"] == 19
 
 
-def test_the_same_names_in_other_folders_are_other_items(built, tmp_path, capsys):
-    folder = shutil.copytree(built, tmp_path / "X")
+def test_the_same_names_in_other_folders_are_other_items(cluster_folder, tmp_path, capsys):
+    folder = shutil.copytree(cluster_folder, tmp_path / "X")
     for name in ("a/notes", "b/notes"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "note 1.txt").write_text(f"in {name}")
         added = run_json(capsys, "index", "add", folder, tmp_path / name)
         assert (added["added"], added["replaced"]) == (1, 0)
-    assert run_json(capsys, "index", "add", folder, built.parent / "notes")["unchanged"] == 12
+    assert (
+        run_json(capsys, "index", "add", folder, cluster_folder.parent / "notes")["unchanged"] == 12
+    )
     assert (
         run_json(capsys, "index", "add", folder, tmp_path / "b/notes/note 1.txt")["unchanged"] == 1
     )
@@ -73,7 +75,11 @@ def test_the_same_names_in_other_folders_are_other_items(built, tmp_path, capsys
         (("cluster", "build", "{notes}", "--out", "{new}", "--shards", "2"), 2, "model"),
     ],
 )
-def test_what_a_cluster_cannot_do_is_said(built, tmp_path, capsys, words, status, said):
-    places = {"built": built, "notes": built.parent / "notes", "new": tmp_path / "Y"}
+def test_what_a_cluster_cannot_do_is_said(cluster_folder, tmp_path, capsys, words, status, said):
+    places = {
+        "built": cluster_folder,
+        "notes": cluster_folder.parent / "notes",
+        "new": tmp_path / "Y",
+    }
     _, err = run(capsys, *(word.format(**places) for word in words), status=status)
     assert said in err

@@ -46,13 +46,13 @@ def single(model, pool, tmp_path_factory) -> Index:
 
 
 @pytest.fixture(scope="session")
-def given(pool, trained) -> Settings:
+def cluster_settings(pool, trained) -> Settings:
     return Settings(str(pool), model=str(trained.model), shards=3, embeddings="fused")
 
 
 @pytest.fixture(scope="session")
-def built(given, tmp_path_factory) -> Path:
+def cluster_folder(cluster_settings, tmp_path_factory) -> Path:
     """A cluster that no test changes."""
     folder = tmp_path_factory.mktemp("cluster") / "X"
-    build_cluster(folder, given)
+    build_cluster(folder, cluster_settings)
     return folder

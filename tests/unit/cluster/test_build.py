@@ -29,16 +29,16 @@ class Counting:
             yield number
 
 
-def test_each_shard_is_an_index_that_opens_alone(built, single, given):
-    cluster = read_cluster(built)
-    shards = [Index.open(shard_folder(built, number)) for number in range(3)]
+def test_each_shard_is_an_index_that_opens_alone(cluster_folder, single, cluster_settings):
+    cluster = read_cluster(cluster_folder)
+    shards = [Index.open(shard_folder(cluster_folder, number)) for number in range(3)]
     ids = [set(shard._snapshot.ids()) for shard in shards]
     assert all(shard_of(name, 3) == number for number, own in enumerate(ids) for name in own)
     assert set().union(*ids) == set(single._snapshot.ids())
-    assert cluster.items == sum(map(len, ids)) == len(Searcher.open(built)) == 120
-    verified = Searcher.open(built).check()
+    assert cluster.items == sum(map(len, ids)) == len(Searcher.open(cluster_folder)) == 120
+    verified = Searcher.open(cluster_folder).check()
     assert (verified.segments, verified.items) == (3, 120)
-    assert sorted(one.name for one in built.iterdir()) == [
+    assert sorted(one.name for one in cluster_folder.iterdir()) == [
         "cluster.json",
         "left-out.jsonl",
         "shards",
@@ -46,23 +46,23 @@ def test_each_shard_is_an_index_that_opens_alone(built, single, given):
     hits = shards[1].search("a red kite", k=3)
     assert {hit.id for hit in hits} <= ids[1]
     with pytest.raises(ArtifactMissing, match="is a cluster"):
-        Index.open(built)
+        Index.open(cluster_folder)
     with pytest.raises(UsageError, match="already"):
-        build_cluster(built, given)
+        build_cluster(cluster_folder, cluster_settings)
 
 
-def test_a_killed_build_creates_only_what_is_missing(given, tmp_path):
+def test_a_killed_build_creates_only_what_is_missing(cluster_settings, tmp_path):
     first, again = Counting(fail_at=2), Counting()
     with pytest.raises(KeyboardInterrupt):
-        build_cluster(tmp_path / "X", given, run=first)
+        build_cluster(tmp_path / "X", cluster_settings, run=first)
     with pytest.raises(ArtifactMissing):
         read_cluster(tmp_path / "X")
     with pytest.raises(UsageError, match="other settings"):
-        build_cluster(tmp_path / "X", given._replace(shards=4))
-    assert build_cluster(tmp_path / "X", given, run=again).items == 120
+        build_cluster(tmp_path / "X", cluster_settings._replace(shards=4))
+    assert build_cluster(tmp_path / "X", cluster_settings, run=again).items == 120
     assert (first.done, again.done) == ([0, 1], [2])
     (tmp_path / "X" / ".build").mkdir()  # killed after its end
-    assert build_cluster(tmp_path / "X", given, run=Counting(fail_at=0)).items == 120
+    assert build_cluster(tmp_path / "X", cluster_settings, run=Counting(fail_at=0)).items == 120
     assert not (tmp_path / "X" / ".build").exists()
 
 
@@ -97,15 +97,15 @@ def test_a_shard_may_be_empty(texts, tmp_path):
         ({"pool": "/nowhere.jsonl"}, BadData, "nowhere"),
     ],
 )
-def test_what_cannot_be_built_is_said(given, tmp_path, changes, error, words):
+def test_what_cannot_be_built_is_said(cluster_settings, tmp_path, changes, error, words):
     with pytest.raises(error, match=words):
-        build_cluster(tmp_path / "X", given._replace(**changes))
+        build_cluster(tmp_path / "X", cluster_settings._replace(**changes))
 
 
-def test_a_folder_with_other_things_is_left_alone(given, tmp_path):
+def test_a_folder_with_other_things_is_left_alone(cluster_settings, tmp_path):
     (tmp_path / "letter").touch()
     with pytest.raises(UsageError, match="other files"):
-        build_cluster(tmp_path, given)
+        build_cluster(tmp_path, cluster_settings)
     assert [one.name for one in tmp_path.iterdir()] == ["letter"]
 
 

@@ -24,16 +24,16 @@ GENERATED = dataclasses.replace(PAPER_SEARCH, beam=200)
 
 
 @pytest.fixture
-def searcher(built) -> Searcher:
-    return Searcher.open(built)
+def searcher(cluster_folder) -> Searcher:
+    return Searcher.open(cluster_folder)
 
 
 @pytest.fixture
-def changing(built, tmp_path) -> Path:
-    return shutil.copytree(built, tmp_path / "X")
+def changing(cluster_folder, tmp_path) -> Path:
+    return shutil.copytree(cluster_folder, tmp_path / "X")
 
 
-def found(hits) -> list[tuple[int, str, float]]:
+def ids_and_scores(hits) -> list[tuple[int, str, float]]:
     return [(hit.rank, hit.id, round(hit.score, 4)) for hit in hits]
 
 
@@ -70,7 +70,7 @@ def test_a_cluster_finds_what_one_index_finds_where_all_items_are_ranked(searche
     asked = requests(single)
     merged = searcher.search(asked, config=ALL)
     for request, one, other in zip(asked, merged, single.search(asked, config=ALL), strict=True):
-        assert found(one) == found(other), request
+        assert ids_and_scores(one) == ids_and_scores(other), request
 
 
 def test_hits_of_each_modality_are_the_best_of_the_whole_cluster(searcher, single):

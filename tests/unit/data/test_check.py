@@ -45,12 +45,12 @@ class DataSet:
         write_queries(self.root / "query/train/mbeir_toy_train.jsonl", self.training)
         write_instructions(self.root / "instructions/query_instructions.tsv", self.instructions)
 
-    def found(self):
+    def findings(self):
         self.write()
-        return found(self.root)
+        return findings_by_kind(self.root)
 
 
-def found(root, **settings):
+def findings_by_kind(root, **settings):
     return {finding.kind: finding for finding in check(root, **settings).findings}
 
 
@@ -77,21 +77,21 @@ def test_pictures_that_cannot_be_read_are_counted_once_each_and_named(data):
     data.candidates = [image(1, "../secret.png"), *(image(number) for number in range(2, 11))]
     data.queries[0] = Query("7:1", IMAGE, image="gone.png", positives=("7:1",), task_id=4)
     (data.root / "mbeir_images/2.png").write_bytes(b"no picture")
-    finding = data.found()["bad-image"]
+    finding = data.findings()["bad-image"]
     assert (finding.severity, finding.count, len(finding.examples)) == ("error", 10, 5)
     assert "leads out" in finding.examples[0]
     assert "gone.png: missing" in finding.examples[1]
-    assert "bad-image" not in found(data.root, images=False)
+    assert "bad-image" not in findings_by_kind(data.root, images=False)
 
 
 def test_an_instruction_that_is_missing_is_named_by_its_key(data):
     data.instructions = [InstructionRow(TEXT, TEXT, "toy", 7, ("x",))]
-    finding = data.found()["missing-instruction"]
+    finding = data.findings()["missing-instruction"]
     assert (finding.severity, finding.count) == ("error", 6)
     assert "add a row text<tab>image<tab>NAME<tab>7<tab>" in finding.examples[0]
     (data.root / "instructions/query_instructions.tsv").unlink()
     assert check(data.root).ok
-    assert set(found(data.root)) == {"no-instructions"}
+    assert set(findings_by_kind(data.root)) == {"no-instructions"}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_an_instruction_that_is_missing_is_named_by_its_key(data):
 def test_records_that_do_not_fit_together_are_errors(data, broken, kind, count, example):
     for name, records in broken.items():
         setattr(data, name, records)
-    finding = data.found()[kind]
+    finding = data.findings()[kind]
     assert (finding.severity, finding.count) == ("error", count)
     assert example in finding.examples[0]
 
@@ -120,13 +120,13 @@ def test_records_that_do_not_fit_together_are_errors(data, broken, kind, count, 
 def test_files_that_are_missing_or_cannot_be_used_are_named_and_the_rest_still_checked(data):
     data.write()
     (data.root / "cand_pool/local/mbeir_toy_task0_cand_pool.jsonl").unlink()
-    assert "no local pool" in found(data.root)["layout"].examples[0]
+    assert "no local pool" in findings_by_kind(data.root)["layout"].examples[0]
 
 
 def test_bad_lines_are_all_counted_and_named_by_file_and_line(data):
     data.write()
     pool = data.root / "cand_pool/local/mbeir_toy_task0_cand_pool.jsonl"
     pool.write_bytes(pool.read_bytes() + b"{broken\n" * 8)
-    finding = found(data.root)["bad-line"]
+    finding = findings_by_kind(data.root)["bad-line"]
     assert (finding.count, len(finding.examples)) == (8, 5)
     assert f"{pool}:4" in finding.examples[0]

@@ -13,7 +13,7 @@ from genius_search.records import Modality, Query, candidate_number, query_numbe
 
 
 @pytest.fixture(scope="module")
-def made(make_features):
+def shuffled_pairs(make_features):
     """Eight queries (two lines for query 3) over twelve candidates of two modalities, out of order."""
     numbers = [7, 2, 11, 0, 5, 9, 1, 4, 10, 3, 8, 6]
     vector = np.ones(16)
@@ -58,9 +58,11 @@ def made(make_features):
 
 
 @given(step=st.integers(0, 50), seed=st.integers(0, 1000), size=st.integers(1, 20))
-def test_pairs_belong_together_and_false_negatives_equal_a_brute_force(made, step, seed, size):
-    lines, queries, candidates = made
-    batch = Pairs(*made).draw(step, size, seed=seed)
+def test_pairs_belong_together_and_false_negatives_equal_a_brute_force(
+    shuffled_pairs, step, seed, size
+):
+    lines, queries, candidates = shuffled_pairs
+    batch = Pairs(*shuffled_pairs).draw(step, size, seed=seed)
     positives = {
         query_number(line.qid): {candidate_number(did) for did in line.positives} for line in lines
     }
@@ -81,10 +83,10 @@ def test_pairs_belong_together_and_false_negatives_equal_a_brute_force(made, ste
 
 @given(size=st.integers(1, 13), seed=st.integers(0, 100))
 def test_every_epoch_visits_every_line_once_and_a_repeated_query_as_often_as_it_is_written(
-    made, size, seed
+    shuffled_pairs, size, seed
 ):
-    lines, queries, _ = made
-    pairs = Pairs(*made)
+    lines, queries, _ = shuffled_pairs
+    pairs = Pairs(*shuffled_pairs)
     assert len(pairs) == 9
     steps = -(-3 * len(pairs) // size)
     asked = np.concatenate(
@@ -95,8 +97,8 @@ def test_every_epoch_visits_every_line_once_and_a_repeated_query_as_often_as_it_
         assert sorted(asked[epoch * 9 : (epoch + 1) * 9].tolist()) == expected
 
 
-def test_the_same_seed_and_step_give_the_same_batch_whatever_was_drawn_before(made):
-    walked, jumped = Pairs(*made), Pairs(*made)
+def test_the_same_seed_and_step_give_the_same_batch_whatever_was_drawn_before(shuffled_pairs):
+    walked, jumped = Pairs(*shuffled_pairs), Pairs(*shuffled_pairs)
     for step in range(6):
         walked.draw(step, 5, seed=3)
     first, again = walked.draw(6, 5, seed=3), jumped.draw(6, 5, seed=3)
@@ -106,9 +108,9 @@ def test_the_same_seed_and_step_give_the_same_batch_whatever_was_drawn_before(ma
     assert any(other != first.query_rows.tolist() for other in others)
 
 
-def test_instruction_and_positive_vary_over_epochs(made):
-    _, queries, candidates = made
-    pairs = Pairs(*made)
+def test_instruction_and_positive_vary_over_epochs(shuffled_pairs):
+    _, queries, candidates = shuffled_pairs
+    pairs = Pairs(*shuffled_pairs)
     drawn, order = set(), set()
     for epoch in range(60):
         batch = pairs.draw(epoch, 9, seed=0)
@@ -120,8 +122,8 @@ def test_instruction_and_positive_vary_over_epochs(made):
     assert len(order) > 50
 
 
-def test_a_positive_that_is_not_in_the_pool_is_bad_data(made):
-    lines, queries, candidates = made
+def test_a_positive_that_is_not_in_the_pool_is_bad_data(shuffled_pairs):
+    lines, queries, candidates = shuffled_pairs
     extra = Query("2:0", Modality.TEXT, "?", positives=("2:12",))
     with pytest.raises(BadData, match="2:12"):
         Pairs([*lines, extra], queries, candidates)

@@ -16,7 +16,7 @@ from genius_search.errors import ArtifactMismatch
 MODULES = "sentence_transformers.models"
 
 
-def opened(folder):
+def open_folder(folder):
     return load_encoder(f"text:{folder}")
 
 
@@ -54,7 +54,7 @@ def states_of(sentence_folder, ids):
 
 
 def test_token_vectors_are_averaged_without_padding_and_normalised(sentence_folder, tmp_path):
-    encoder = opened(assemble(sentence_folder, tmp_path, pooling=["mean_tokens"]))
+    encoder = open_folder(assemble(sentence_folder, tmp_path, pooling=["mean_tokens"]))
     found = encoder.text_features(["a red anchor", "a green anchor on red"])
     expected = F.normalize(states_of(sentence_folder, [2, 3, 4, 6, 9]).mean(dim=0), dim=0)
     torch.testing.assert_close(found[0], expected)
@@ -63,7 +63,7 @@ def test_token_vectors_are_averaged_without_padding_and_normalised(sentence_fold
 
 
 def test_a_folder_without_modules_is_averaged_and_not_normalised(sentence_folder):
-    found = opened(sentence_folder).text_features(["a red anchor"])
+    found = open_folder(sentence_folder).text_features(["a red anchor"])
     torch.testing.assert_close(found[0], states_of(sentence_folder, [2, 3, 4, 6, 9]).mean(dim=0))
 
 
@@ -71,10 +71,10 @@ def test_the_models_prompts_for_queries_and_documents_are_put_before_the_texts(
     sentence_folder, tmp_path
 ):
     folder = assemble(sentence_folder, tmp_path, pooling=["mean_tokens"])
-    plain = opened(folder).text_features(["red a anchor", "green a anchor"])
+    plain = open_folder(folder).text_features(["red a anchor", "green a anchor"])
     settings = {"prompts": {"query": "red ", "passage": "green ", "clustering": "on "}}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    encoder = opened(folder)
+    encoder = open_folder(folder)
     for role, expected in zip(("query", "candidate"), plain, strict=True):
         found = encoder.text_features(["a anchor"], [ItemKey(role, "9:1")])
         torch.testing.assert_close(found[0], expected)
@@ -91,7 +91,7 @@ def test_parts_that_would_run_programs_of_the_folder_are_refused(sentence_folder
         (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     with pytest.raises(ArtifactMismatch, match=r"evil\.Pooling"):
-        opened(folder)
+        open_folder(folder)
     assert not (tmp_path / "ran").exists()
 
 

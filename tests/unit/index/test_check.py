@@ -23,7 +23,7 @@ FACTS = IndexManifest(
 )
 
 
-def given(seed: int, count: int) -> tuple[list[Item], ItemArrays]:
+def make_items(seed: int, count: int) -> tuple[list[Item], ItemArrays]:
     random = np.random.default_rng(seed)
     items = [Item(f"{seed}/{number}", Modality.TEXT, f"text {number}") for number in range(count)]
     return items, ItemArrays(
@@ -36,8 +36,8 @@ def given(seed: int, count: int) -> tuple[list[Item], ItemArrays]:
 def make(folder: Path, seed: int) -> Path:
     with open_writer(folder) as writer:
         writer.begin(FACTS)
-        writer.add([given(seed, 60)])
-        writer.add([given(seed + 1, 20)])
+        writer.add([make_items(seed, 60)])
+        writer.add([make_items(seed + 1, 20)])
         writer.delete([f"{seed}/1", f"{seed}/7", f"{seed + 1}/0"])
     return folder
 
@@ -152,7 +152,7 @@ def merge(index: Path, count: int | None) -> None:
         if count is None:
             writer.compact(min_deleted=0)
         else:
-            writer.add([given(9, count)])
+            writer.add([make_items(9, count)])
 
 
 def test_damage_is_not_merged_into_a_new_segment(index):

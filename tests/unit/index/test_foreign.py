@@ -32,7 +32,7 @@ QUERIES = np.random.default_rng(1).standard_normal((3, DIM)).astype(np.float32)
 
 
 @pytest.fixture(scope="module", params=[4, 16])
-def made(request, tmp_path_factory) -> Path:
+def template(request, tmp_path_factory) -> Path:
     """An index of two segments with deleted items."""
     folder = tmp_path_factory.mktemp("foreign") / str(request.param)
     vectors = np.random.default_rng(0).standard_normal((ITEMS, DIM)).astype(np.float32)
@@ -45,8 +45,8 @@ def made(request, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def folder(made, tmp_path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "index"))
+def folder(template, tmp_path) -> Path:
+    return Path(shutil.copytree(template, tmp_path / "index"))
 
 
 def sign(folder: Path, **changes: object) -> None:
@@ -109,7 +109,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_arrays_that_do_not_fit_are_refused_though_their_checksums_are_right(folder, made, name):
+def test_arrays_that_do_not_fit_are_refused_though_their_checksums_are_right(
+    folder, template, name
+):
     file = folder / "segments" / "000001" / f"{name}.npy"
     if not file.exists():
         pytest.skip("16 bits have no scales or lengths")

@@ -24,14 +24,14 @@ def draw(count: int, seed: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Index:
+def template(tmp_path_factory) -> Index:
     folder = tmp_path_factory.mktemp("learned") / "i"
     return Index.from_vectors(folder, draw(ITEMS, 0), modalities=["image", "text"] * (ITEMS // 2))
 
 
 @pytest.fixture
-def index(made, tmp_path) -> Index:
-    return Index.open(shutil.copytree(made.folder, tmp_path / "i"))
+def index(template, tmp_path) -> Index:
+    return Index.open(shutil.copytree(template.folder, tmp_path / "i"))
 
 
 def ids(index: Index, vector: np.ndarray, **options) -> list[str]:

@@ -27,7 +27,7 @@ def draw(count: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Index:
+def shared_index(tmp_path_factory) -> Index:
     index = Index.from_vectors(
         tmp_path_factory.mktemp("vectors") / "own.index",
         draw(ITEMS),
@@ -42,16 +42,16 @@ def made(tmp_path_factory) -> Index:
 
 
 @pytest.fixture
-def index(made, tmp_path) -> Index:
-    return Index.open(shutil.copytree(made.folder, tmp_path / "own.index"))
+def index(shared_index, tmp_path) -> Index:
+    return Index.open(shutil.copytree(shared_index.folder, tmp_path / "own.index"))
 
 
-def test_the_nearest_vectors_are_found(made):
+def test_the_nearest_vectors_are_found(shared_index):
     vectors, queries = draw(ITEMS), draw(20, seed=1)
     units = vectors / np.linalg.norm(vectors, axis=1)[:, None]
     expected = (queries @ units[:60].T).argsort(axis=1)[:, ::-1][:, :5]
-    config = dataclasses.replace(made.settings, density_weight=0.0)
-    found = made.search_vectors(queries, k=5, modality="image", config=config)
+    config = dataclasses.replace(shared_index.settings, density_weight=0.0)
+    found = shared_index.search_vectors(queries, k=5, modality="image", config=config)
     shares = [
         len({hit.id for hit in hits} & {f"item {row}" for row in rows}) / 5
         for hits, rows in zip(found, expected.tolist(), strict=True)
@@ -83,14 +83,14 @@ def test_options_change_only_the_settings_they_name_and_need_no_torch(index, opt
         (PAPER_SEARCH, "no generator"),
     ],
 )
-def test_options_that_cannot_be_are_refused_and_named(made, config, named):
+def test_options_that_cannot_be_are_refused_and_named(shared_index, config, named):
     with pytest.raises(UsageError, match=named):
-        made.search(vector=draw(1)[0], config=config)
+        shared_index.search(vector=draw(1)[0], config=config)
 
 
-def test_a_vector_finds_itself_whatever_its_length(made):
+def test_a_vector_finds_itself_whatever_its_length(shared_index):
     for length in (0.001, 1, 500):
-        (hit,) = made.search(vector=draw(ITEMS)[7] * length, k=1, modality="image")
+        (hit,) = shared_index.search(vector=draw(ITEMS)[7] * length, k=1, modality="image")
         assert hit.id == "item 7"
     assert hit.fields == {"price": 7}
     assert hit.text == "number 7"
@@ -144,11 +144,13 @@ def test_queries_about_nothing_in_the_index_have_no_good_match(tmp_path):
     assert texts.search("two dogs play with a ball in the snow").good_match is False
 
 
-def test_filters_words_and_parts_go_with_vectors(made):
+def test_filters_words_and_parts_go_with_vectors(shared_index):
     query = draw(1, seed=2)[0]
-    assert all(hit.fields["price"] < 9 for hit in made.search(vector=query, where=["price<9"], k=5))
-    assert [hit.id for hit in made.search(vector=query, match="number 33")] == ["item 33"]
-    sums = made.search(
+    assert all(
+        hit.fields["price"] < 9 for hit in shared_index.search(vector=query, where=["price<9"], k=5)
+    )
+    assert [hit.id for hit in shared_index.search(vector=query, match="number 33")] == ["item 33"]
+    sums = shared_index.search(
         parts=[SearchPart(vector=query), SearchPart(id="item 5", weight=2.0)], k=3, modality="image"
     )
     assert "item 5" in [hit.id for hit in sums]
@@ -214,14 +216,14 @@ def test_other_shapes_are_refused(index, given, words):
 @pytest.mark.parametrize(
     "query", [np.zeros(DIM), np.full(DIM, np.nan), np.ones(DIM + 1), np.ones((2, DIM))]
 )
-def test_a_query_without_direction_or_of_another_width_is_refused(made, query):
+def test_a_query_without_direction_or_of_another_width_is_refused(shared_index, query):
     with pytest.raises(UsageError, match="the query's vector"):
-        made.search(vector=query)
+        shared_index.search(vector=query)
 
 
-def test_words_are_refused_because_nobody_knows_the_encoder(made):
+def test_words_are_refused_because_nobody_knows_the_encoder(shared_index):
     with pytest.raises(UsageError, match="search with vector="):
-        made.search("a dog")
+        shared_index.search("a dog")
 
 
 def test_a_matrix_is_not_a_pool(index, tmp_path):

@@ -27,22 +27,24 @@ def new(count: int, *, dim: int | None = 6, seed: int = 0) -> tuple[list[Item], 
     )
 
 
-def opened(place: Path, items: int, bits: EmbeddingBits) -> Segment:
+def open_segment(segment_folder: Path, items: int, bits: EmbeddingBits) -> Segment:
     """A segment of an index that stores fused embeddings, if this one has some."""
     files = {
         file.name: FileFact(bytes=file.stat().st_size, sha256=file_fingerprint(file))
-        for file in place.iterdir()
+        for file in segment_folder.iterdir()
     }
     kind = "fused" if "embeddings.npy" in files else "none"
     facts = {"identity": "0" * 32, "model": "", "model_fingerprint": ""}
     manifest = IndexManifest(**facts, embeddings=kind, embedding_bits=bits)
     return load_segment(
-        place.parents[1], SegmentEntry(name=place.name, items=items, files=files), manifest
+        segment_folder.parents[1],
+        SegmentEntry(name=segment_folder.name, items=items, files=files),
+        manifest,
     )
 
 
 @pytest.fixture
-def place(tmp_path) -> Path:
+def segment_folder(tmp_path) -> Path:
     (tmp_path / "segments" / "000001").mkdir(parents=True)
     return tmp_path / "segments" / "000001"
 
@@ -58,10 +60,10 @@ def fill(folder: Path, items: list[Item], given_arrays: ItemArrays, bits: Embedd
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4, 2, 1])
-def test_a_segment_comes_back_as_it_was_written(place, bits):
+def test_a_segment_comes_back_as_it_was_written(segment_folder, bits):
     items, given_arrays = new(30)
-    fill(place, items, given_arrays, bits)
-    segment = opened(place, 30, bits)
+    fill(segment_folder, items, given_arrays, bits)
+    segment = open_segment(segment_folder, 30, bits)
     assert list(segment.items.all()) == items
     assert segment.table.num_items == segment.num_alive == 30
     assert np.array_equal(segment.code_cosine, given_arrays.code_cosine)
@@ -86,15 +88,15 @@ def test_a_segment_comes_back_as_it_was_written(place, bits):
     assert segment.vectors(RANKER)(np.empty(0, dtype=np.int64)).shape == (0, 6)
 
 
-def test_an_item_store_that_is_none_is_refused_by_name(place):
-    fill(place, *new(5), 8)
-    store = place / "items.sqlite"
+def test_an_item_store_that_is_none_is_refused_by_name(segment_folder):
+    fill(segment_folder, *new(5), 8)
+    store = segment_folder / "items.sqlite"
     store.write_bytes(b"x" * store.stat().st_size)
     with pytest.raises(ArtifactMismatch, match=r"items\.sqlite is damaged"):
-        opened(place, 5, 8)
+        open_segment(segment_folder, 5, 8)
     store.unlink()
     with pytest.raises(ArtifactMismatch, match=r"expected .*items\.sqlite"):
-        opened(place, 5, 8)
+        open_segment(segment_folder, 5, 8)
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4, 1, None])
@@ -106,12 +108,12 @@ def test_merged_segments_are_one_segment_of_what_is_alive_in_them(tmp_path, bits
         folder.mkdir(parents=True)
         fill(folder, *new(count, seed=seed, dim=None if bits is None else 6), bits or 16)
         parts.append(
-            opened(folder, count, bits or 16)._replace(dead=np.array(dead, dtype=np.int64))
+            open_segment(folder, count, bits or 16)._replace(dead=np.array(dead, dtype=np.int64))
         )
     merged.mkdir()
     write_segment(merged, alive_batches(parts))
     parts.reverse()
-    segment = opened(merged, 50 + 9 + 30 - 4, bits or 16)
+    segment = open_segment(merged, 50 + 9 + 30 - 4, bits or 16)
     codes = np.concatenate(
         [part.table.ids[part.table.rows_of_items[part.alive_rows()]] for part in parts]
     )

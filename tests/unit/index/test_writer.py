@@ -56,7 +56,7 @@ def given_items(contents: dict[str, int]) -> tuple[list[Item], ItemArrays]:
     )
 
 
-def found(folder: Path) -> dict[str, int]:
+def read_contents(folder: Path) -> dict[str, int]:
     contents = {}
     for segment in Snapshot.open(folder).segments:
         items = list(segment.items.all())
@@ -128,7 +128,7 @@ def test_an_index_holds_what_was_added_last_less_what_was_deleted(tmp_path_facto
                     assert [one.name for one in after[:kept]] == [one.name for one in before[:kept]]
                     assert len(after) <= kept + 1
             assert writer.snapshot.num_alive == len(expected)
-    assert found(folder) == expected
+    assert read_contents(folder) == expected
     assert check(folder).items == len(expected)
     assert present_names(folder) == expected_names(folder)
 
@@ -137,7 +137,7 @@ def test_an_index_is_not_created_over_another(tmp_path):
     make(tmp_path, {"a": 1})
     with pytest.raises(UsageError, match="genius index add"):
         make(tmp_path, {"b": 2})
-    assert found(tmp_path) == {"a": 1}
+    assert read_contents(tmp_path) == {"a": 1}
 
 
 def test_an_id_that_is_added_twice_at_once_changes_nothing(tmp_path):
@@ -149,7 +149,7 @@ def test_an_id_that_is_added_twice_at_once_changes_nothing(tmp_path):
             writer.add([([items[0], items[0]], arrays)])
         assert present_names(tmp_path) == before
         assert writer.add([(items, arrays)]) == (2, 0)  # and the next attempt finds its place free
-    assert len(found(tmp_path)) == 4
+    assert len(read_contents(tmp_path)) == 4
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_segments_stay_few_and_the_large_one_is_left_alone(tmp_path, sizes):
             if most < live.MAX_SEGMENTS:
                 assert writer.snapshot.segments[0].name == large
     assert 1 < most <= live.MAX_SEGMENTS
-    assert len(found(tmp_path)) == 500 + sum(sizes)
+    assert len(read_contents(tmp_path)) == 500 + sum(sizes)
 
 
 def test_what_is_open_stays_whole_while_the_index_changes(tmp_path):
@@ -204,11 +204,11 @@ def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_
         writer.add([given_items({f"new {number}": number for number in range(3)})])
         writer.delete(["old 5", "new 1"])
     (template / "segments" / "photos").mkdir()
-    old = found(template)
+    old = read_contents(template)
     whole = Path(shutil.copytree(template, tmp_path / "whole"))
     with open_writer(whole) as writer:
         work(writer)
-    new = found(whole)
+    new = read_contents(whole)
     seen = []
 
     def change(folder: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_writer_killed_at_any_change_of_files_leaves_the_old_state_or_the_new_
         was_killed = killed_at(number, lambda folder=folder: change(folder))
         is_new = read_manifest(folder).generation > read_manifest(template).generation
         assert check(folder).items == len(new if is_new else old)
-        assert found(folder) == (new if is_new else old)
+        assert read_contents(folder) == (new if is_new else old)
         if not was_killed:
             break
         seen.append("new" if is_new else "old")
@@ -239,11 +239,11 @@ def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_who
         if not killed_at(number, lambda folder=folder: make(folder, {"a": 1, "b": 2})):
             break
         if (folder / CURRENT).exists():
-            assert found(folder) == {"a": 1, "b": 2}
+            assert read_contents(folder) == {"a": 1, "b": 2}
         else:
             with pytest.raises(ArtifactMissing, match="genius index create"):
                 read_manifest(folder)
-            assert found(make(folder, {"c": 3})) == {"c": 3}
+            assert read_contents(make(folder, {"c": 3})) == {"c": 3}
             assert present_names(folder) == expected_names(folder)
     assert number > 5
 
@@ -350,7 +350,7 @@ def test_threads_wait_for_each_other_and_a_thread_does_not_wait_for_itself(tmp_p
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(add, "bcde"))
-    assert set(found(tmp_path)) == set("abcde")
+    assert set(read_contents(tmp_path)) == set("abcde")
     with open_writer(tmp_path):
         with pytest.raises(live.HeldByAnother), open_writer(tmp_path / ".." / tmp_path.name):
             pass
@@ -388,7 +388,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have(tmp_p
     leave.set()
     thread.join()
     os.waitpid(child, 0)
-    assert found(tmp_path) == {}
+    assert read_contents(tmp_path) == {}
 
 
 def test_a_lock_is_taken_although_another_process_removes_the_folder_meanwhile(
@@ -401,7 +401,7 @@ def test_a_lock_is_taken_although_another_process_removes_the_folder_meanwhile(
         shutil.rmtree(file.parent)
 
     monkeypatch.setattr(live, "check_locks", remove)
-    assert found(make(tmp_path / "i", {"a": 1})) == {"a": 1}
+    assert read_contents(make(tmp_path / "i", {"a": 1})) == {"a": 1}
 
 
 def test_the_first_bytes_of_a_manifest_differ_between_any_two_states(tmp_path):
@@ -431,7 +431,7 @@ def test_a_change_that_fails_does_not_stand_in_the_way_of_the_next(
             with pytest.raises(OSError, match="failed"):
                 writer.add([given_items({"b": 2, "c": 3})])
         writer.add([given_items({"d": 4})])
-    assert found(tmp_path) == {"a": 1, "d": 4} | ({"b": 2, "c": 3} if is_committed else {})
+    assert read_contents(tmp_path) == {"a": 1, "d": 4} | ({"b": 2, "c": 3} if is_committed else {})
 
 
 def test_the_names_of_new_folders_reach_the_disk(tmp_path, monkeypatch):

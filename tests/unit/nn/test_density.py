@@ -20,7 +20,7 @@ DIM = 5
 SIZES = (3, 9, 7)
 
 
-def drawn(seed: int, sizes=SIZES, dim=DIM) -> list[np.ndarray]:
+def draw_tables(seed: int, sizes=SIZES, dim=DIM) -> list[np.ndarray]:
     random = np.random.default_rng(seed)
     return [
         (random.standard_normal((size, dim)) * 0.5**level).astype(np.float32)
@@ -56,7 +56,7 @@ def plainly(
 
 @pytest.mark.parametrize("has_modality_level", [True, False])
 def test_half_norm_and_density_equal_a_plain_computation(has_modality_level, monkeypatch):
-    tables, codes = drawn(1), drawn_codes(2, 40)
+    tables, codes = draw_tables(1), drawn_codes(2, 40)
     expected = np.array(
         [plainly(tables, code, has_modality_level=has_modality_level) for code in codes.tolist()]
     )
@@ -73,7 +73,11 @@ def test_half_norm_and_density_equal_a_plain_computation(has_modality_level, mon
 
 @pytest.mark.parametrize("has_modality_level", [True, False])
 def test_with_a_sample_of_the_pool_density_is_the_cosine_to_the_nearest_other(has_modality_level):
-    tables, codes, sample = drawn(1), drawn_codes(2, 60), np.unique(drawn_codes(3, 80), axis=0)
+    tables, codes, sample = (
+        draw_tables(1),
+        drawn_codes(2, 60),
+        np.unique(drawn_codes(3, 80), axis=0),
+    )
     measurer = NormAndDensity(
         tables, has_modality_level=has_modality_level, sample=sample.astype(np.int16)
     )
@@ -108,7 +112,7 @@ def expected_byte(nearest: float, mean: float, reliability: float) -> float:
 def test_item_density_is_relative_to_the_mean_of_the_modality_times_its_reliability(
     has_modality_level, sampled, monkeypatch
 ):
-    tables, codes = drawn(1), drawn_codes(2, 60)
+    tables, codes = draw_tables(1), drawn_codes(2, 60)
     sample = np.unique([*codes[:20], *drawn_codes(3, sampled)], axis=0) if sampled else codes[:0]
     embeddings = normalize(np.random.default_rng(9).standard_normal((60, DIM)))
     baseline = BASELINE if has_modality_level else BASELINE[:1]
@@ -141,14 +145,14 @@ def test_item_density_is_relative_to_the_mean_of_the_modality_times_its_reliabil
 
 
 def test_without_a_baseline_no_item_is_denser_than_another():
-    tables, codes = drawn(1), drawn_codes(2, 60)
+    tables, codes = draw_tables(1), drawn_codes(2, 60)
     measurer = NormAndDensity(tables, has_modality_level=True)
     assert set(measurer.columns(sum_codes(tables, codes), codes)[:, 1].tolist()) == {128}
     assert not decode_densities(measurer.item_density(sum_codes(tables, codes), codes)).any()
 
 
 def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
-    tables, codes = [table / 3 for table in drawn(3)], drawn_codes(4, 200)
+    tables, codes = [table / 3 for table in draw_tables(3)], drawn_codes(4, 200)
     mean, reliability = 0.9, 0.8
     measurer = NormAndDensity(
         tables, has_modality_level=True, baseline=np.array([[mean, reliability]] * SIZES[0])
@@ -171,7 +175,7 @@ def test_what_is_kept_is_within_half_a_step_of_what_was_measured():
 
 @pytest.mark.parametrize("sampled", [0, 300])
 def test_equal_ids_get_equal_columns_whatever_they_are_computed_with(sampled):
-    tables = drawn(5, (3, 200, 60), 64)
+    tables = draw_tables(5, (3, 200, 60), 64)
     codes = drawn_codes(6, 500, (3, 200, 60))
     baseline = np.array([[0.5, 0.7], [0.8, 0.7], [0.9, 0.7]])
     measurer = NormAndDensity(

@@ -12,7 +12,7 @@ from genius_search.nn.coder import NearestSums
 from genius_search.nn.kmeans import assign
 
 
-def drawn(
+def draw_codebooks(
     seed: int, sizes: tuple[int, ...], items: int, dim: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     random = np.random.default_rng(seed)
@@ -37,7 +37,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_beam_of_one_is_the_greedy_choice(seed: int) -> None:
-    residuals, tables = drawn(seed, (7, 5, 6), items=40, dim=5)
+    residuals, tables = draw_codebooks(seed, (7, 5, 6), items=40, dim=5)
     greedy = []
     left = residuals
     for table in tables:
@@ -48,7 +48,7 @@ def test_a_beam_of_one_is_the_greedy_choice(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_beam_as_wide_as_all_ids_finds_the_nearest_of_all(seed: int) -> None:
-    residuals, tables = drawn(seed, (4, 3, 5), items=30, dim=4)
+    residuals, tables = draw_codebooks(seed, (4, 3, 5), items=30, dim=4)
     every = np.array(list(itertools.product(range(4), range(3), range(5))))
     errors = np.stack(
         [squared_errors(residuals, tables, np.tile(one, (30, 1))) for one in every], axis=1
@@ -60,7 +60,7 @@ def test_a_beam_as_wide_as_all_ids_finds_the_nearest_of_all(seed: int) -> None:
 
 
 def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    residuals, tables = drawn(3, (8, 8, 8), items=50, dim=8)
+    residuals, tables = draw_codebooks(3, (8, 8, 8), items=50, dim=8)
     encode = NearestSums(tables, beam=4)
     whole = encode(residuals)
     monkeypatch.setattr("genius_search.nn.coder.ERRORS_PER_BLOCK", 7 * 4 * 8)
@@ -73,7 +73,7 @@ def test_items_are_encoded_alike_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("beam", [1, 3, 8, 300])
 @pytest.mark.parametrize("sizes", [(256,), (4, 256, 100, 17), (8,) * 20])
 def test_the_library_finds_what_the_plain_search_finds(sizes: tuple[int, ...], beam: int) -> None:
-    residuals, tables = drawn(beam, sizes, items=300, dim=24)
+    residuals, tables = draw_codebooks(beam, sizes, items=300, dim=24)
     encode = NearestSums(tables, beam=beam)
     plain, found = encode.in_numpy(residuals), encode(residuals)
     assert (plain == found).all(axis=1).mean() > 0.99  # rounding may decide between two sums

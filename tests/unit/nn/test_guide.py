@@ -28,7 +28,7 @@ CONFIG = GeneratorConfig(
 )
 
 
-def drawn(config: GeneratorConfig = CONFIG) -> Generator:
+def draw_generator(config: GeneratorConfig = CONFIG) -> Generator:
     torch.manual_seed(0)
     generator = Generator(DIM, SIZES, config).eval()
     tables = [torch.randn(size, DIM) for size in SIZES]
@@ -41,7 +41,7 @@ def guide_of(generator: Generator) -> Guide:
     return generator.guide
 
 
-def asked(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_queries(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     random = torch.Generator().manual_seed(2)
     queries = F.normalize(torch.randn(count, DIM, generator=random), dim=1)
     codes = torch.stack([torch.randint(size, (count,), generator=random) for size in SIZES], dim=1)
@@ -49,11 +49,11 @@ def asked(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_without_a_decoder_the_most_probable_prefix_is_the_nearest() -> None:
-    generator = drawn()
+    generator = draw_generator()
     guide = guide_of(generator)
     with torch.no_grad():
         guide.gate.zero_()
-    queries, codes = asked(20)
+    queries, codes = draw_queries(20)
     residuals = guide.residuals(queries, codes)
     tables = guide.tables()
     for level in range(len(SIZES)):
@@ -67,11 +67,11 @@ def test_without_a_decoder_the_most_probable_prefix_is_the_nearest() -> None:
 
 
 def test_the_code_vectors_are_the_quantizers_and_stay_so() -> None:
-    generator = drawn()
+    generator = draw_generator()
     guide = guide_of(generator)
     before = guide.vectors.clone()
     optimizer = torch.optim.SGD(generator.parameters(), lr=0.1)
-    generator.loss(*asked(6)).mean().backward()
+    generator.loss(*draw_queries(6)).mean().backward()
     optimizer.step()
     assert torch.equal(guide.vectors, before)
     assert not torch.equal(guide.bias, torch.zeros_like(guide.bias))
@@ -80,12 +80,12 @@ def test_the_code_vectors_are_the_quantizers_and_stay_so() -> None:
 
 
 def test_search_says_what_training_learned() -> None:
-    generator = drawn()
+    generator = draw_generator()
     guide = guide_of(generator)
     with torch.no_grad():
         guide.bias.normal_(generator=torch.Generator().manual_seed(3))
     decoder = GuidedDecoder(generator)
-    queries, codes = asked(5)
+    queries, codes = draw_queries(5)
     with torch.no_grad():
         expected = generator.loss(queries, codes)
         step = decoder.advance(decoder.start(queries), codes[:, :1])
@@ -107,10 +107,10 @@ def test_search_says_what_training_learned() -> None:
 
 
 def test_distances_of_different_levels_are_not_compared() -> None:
-    generator = drawn()
+    generator = draw_generator()
     decoder = GuidedDecoder(generator)
     hidden = decoder.advance(
-        decoder.start(asked(2)[0]), torch.zeros((2, 0), dtype=torch.int64)
+        decoder.start(draw_queries(2)[0]), torch.zeros((2, 0), dtype=torch.int64)
     ).hidden
     with pytest.raises(UsageError, match='scores="level"'):
         decoder.log_probabilities(hidden[:, 0], 0, "vocabulary")
@@ -118,8 +118,8 @@ def test_distances_of_different_levels_are_not_compared() -> None:
 
 @pytest.mark.parametrize("head", ["tied", "per-level"])
 def test_the_scores_of_a_path_are_the_logits_of_its_codes(head) -> None:
-    generator = drawn(dataclasses.replace(CONFIG, head=head))
-    guide, (queries, codes) = guide_of(generator), asked(9)
+    generator = draw_generator(dataclasses.replace(CONFIG, head=head))
+    guide, (queries, codes) = guide_of(generator), draw_queries(9)
     with torch.no_grad():
         guide.bias.normal_()
         scores, hidden = generator.score_ids(queries, codes, queries), generator(queries, codes)

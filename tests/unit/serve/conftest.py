@@ -86,7 +86,7 @@ def writable(model, tmp_path) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def found(writable) -> Callable[[], set[str]]:
+def ids_of_all(writable) -> Callable[[], set[str]]:
     """Ids of everything that a search finds."""
 
     def find() -> set[str]:

@@ -17,7 +17,7 @@ from genius_search.serve.watch import FileWatch
 from .test_guard import is_problem
 
 
-def test_changes_at_once_are_all_made_and_searches_go_on(writable, found):
+def test_changes_at_once_are_all_made_and_searches_go_on(writable, ids_of_all):
     def change(number: int) -> list[int]:
         items = [
             {"id": f"{number}-{place}", "text": f"a drum {number} {place}"} for place in range(3)
@@ -29,7 +29,7 @@ def test_changes_at_once_are_all_made_and_searches_go_on(writable, found):
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(change, range(16))) == [[3, 1, 10]] * 16
-    assert {f"{n}-{place}" for n in range(16) for place in (1, 2)} <= found()
+    assert {f"{n}-{place}" for n in range(16) for place in (1, 2)} <= ids_of_all()
     index = writable.app.state.service.indexes["things"]
     assert Index.open(index.folder, model=index.model).check().items == 12 + 32
 
@@ -53,11 +53,11 @@ def removed_but_open(index: Index) -> list[str]:
     return [line for line in lines if str(index.folder) in line and line.endswith("(deleted)")]
 
 
-def test_ids_are_texts_or_whole_numbers_in_composed_form(writable, found):
+def test_ids_are_texts_or_whole_numbers_in_composed_form(writable, ids_of_all):
     composed, decomposed = (unicodedata.normalize(form, "Müller") for form in ("NFC", "NFD"))
     items = [{"id": key, "text": "a drum"} for key in (7, 8.0, decomposed)]
     assert writable.post("/v1/items", json={"items": items}).json()["ids"] == ["7", "8", composed]
-    assert {"7", "8", composed} <= found()
+    assert {"7", "8", composed} <= ids_of_all()
     for key in (7, 7.0, "7"):
         query = {"parts": [{"id": key}], "k": 1}
         assert writable.post("/v1/search", json=query).json()["hits"][0]["text"] == "a drum"

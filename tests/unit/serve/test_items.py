@@ -93,19 +93,19 @@ def test_a_picture_outside_an_index_is_that_which_was_indexed_or_below_a_root(
     folder = service.indexes["things"].folder.parent
     (folder / "private.png").write_bytes(picture())
 
-    def seen(name: str) -> set[int]:
+    def statuses(name: str) -> set[int]:
         paths = ("/v1/items/picture", "/v1/items/original")
         return {writable.get(path, params={"id": name}).status_code for path in paths}
 
-    assert seen("2:1") == {200}
+    assert statuses("2:1") == {200}
     item_at = Snapshot.item_at
     for path in (folder / "private.png", folder / "things.index" / ".." / "private.png"):
         monkeypatch.setattr(
             Snapshot, "item_at", lambda *of, to=path: item_at(*of)._replace(image=str(to))
         )
-        assert seen("2:1") == {404}
+        assert statuses("2:1") == {404}
     service.roots = [folder]
-    assert seen("2:1") == {200}
+    assert statuses("2:1") == {200}
 
 
 def test_pictures_of_a_folder_are_handed_out_while_their_contents_are_those_indexed(
@@ -153,7 +153,7 @@ def test_a_picture_that_is_not_there_or_too_large_to_draw_is_a_problem(client, w
         assert str(index.folder.parent) not in json.dumps(body)
 
 
-def test_what_is_added_is_found_and_is_there_after_a_restart(writable, found):
+def test_what_is_added_is_found_and_is_there_after_a_restart(writable, ids_of_all):
     added = add(
         writable,
         {"id": "a/../b", "text": "a green drum", "fields": {"price": 7.5, "tags": ["x"]}},
@@ -169,7 +169,7 @@ def test_what_is_added_is_found_and_is_there_after_a_restart(writable, found):
         "ids": [],
     }
     assert added["ids"][:2] == ["a/../b", "p"]
-    assert {"a/../b", "p", added["ids"][2]} < found()
+    assert {"a/../b", "p", added["ids"][2]} < ids_of_all()
     index = writable.app.state.service.indexes["things"]
     reopened = Index.open(index.folder, model=index.model)
     assert reopened.check().items == 15
@@ -230,17 +230,17 @@ def test_a_body_that_is_no_list_of_items_is_refused(client):
     is_problem(client.post("/v1/items?index=other", json={"items": [{"text": "x"}]}), 404)
 
 
-def test_what_is_deleted_is_found_no_more(writable, found):
+def test_what_is_deleted_is_found_no_more(writable, ids_of_all):
     def delete(*ids):
         return writable.delete("/v1/items", params={"id": ids})
 
     assert delete("1:0", "nobody", "2:0").json() == {"deleted": 2, "missing": ["nobody"]}
     assert delete("1:1").json() == {"deleted": 1, "missing": []}
-    assert not {"1:0", "1:1", "2:0"} & found()
+    assert not {"1:0", "1:1", "2:0"} & ids_of_all()
     is_problem(writable.get("/v1/items?id=1:0"), 404)
-    before = found()
+    before = ids_of_all()
     assert delete("1:2\0x").json() == {"deleted": 0, "missing": ["1:2\0x"]}  # NUL ends no name
-    assert found() == before
+    assert ids_of_all() == before
     is_problem(delete(), 422)
     is_problem(delete(""), 422)
 
