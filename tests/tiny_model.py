@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 MODEL = Path(__file__).with_name("model")
 SETTINGS = """\
 preset = "tiny"
-encoder.network = { dim = 48, vocabulary = 512, pair_buckets = 256, text_width = 48, image_width = 48 }
 encoder.training.checkpoint_seconds = 0
 quantizer.training.checkpoint_seconds = 0
 generator.training.checkpoint_seconds = 0
 """
-"""Those of `tiny`, a smaller encoder, and a checkpoint after every step."""
+"""Those of `tiny`, and a checkpoint after every step."""
 
 
 def settings() -> FitConfig:

@@ -8,6 +8,7 @@ import pytest
 from genius_search.data.mbeir import MBeir, read_candidates, read_pool, read_qrels, read_queries
 from genius_search.errors import UsageError
 from genius_search.records import TASKS
+from research.synth import catalogue
 from research.synth.catalogue import draw_catalogue
 from research.synth.world import (
     ATTRIBUTES,
