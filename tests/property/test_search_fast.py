@@ -505,9 +505,16 @@ class NearQueries:
 
 @pytest.mark.parametrize(
     ("bits", "dim", "error"),
-    [(16, 40, 1e-5), (16, 100, 1e-5), (8, 40, 1e-3), (4, 100, 1e-3), (1, 40, 1e-3)],
+    [
+        (16, 40, 1e-5),
+        (4, 100, 1e-3),
+        *(
+            pytest.param(*sizes, marks=pytest.mark.slow)
+            for sizes in [(16, 100, 1e-5), (8, 40, 1e-3), (1, 40, 1e-3)]
+        ),
+    ],
 )
-@pytest.mark.parametrize("shortlist", [0, 10**6])
+@pytest.mark.parametrize("shortlist", [0, pytest.param(10**6, marks=pytest.mark.slow)])
 def test_densities_fade_near_a_query_whatever_searches(
     plain, make_variant, bits, dim, error, shortlist
 ):

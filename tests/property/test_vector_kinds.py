@@ -70,6 +70,9 @@ KINDS: dict[str, Draw] = {
     "decaying spectrum": draw_decaying,
 }
 
+HARD_KINDS = {"norms of many sizes", "low rank", "two regions"}
+"""The other kinds are slow tests."""
+
 
 def scale(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -104,7 +107,10 @@ def check_kind(folder, kind: str, items: int, dim: int, seed: int) -> None:
     assert min(cosines) > 1 - 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[] if kind in HARD_KINDS else [pytest.mark.slow]) for kind in KINDS],
+)
 def test_the_default_keeps_the_nearest_ten_of_any_kind_of_vectors(kind, tmp_path):
     check_kind(tmp_path, kind, items=1500, dim=48, seed=1)
 
