@@ -54,7 +54,8 @@ def test_locks_that_another_thread_holds_are_free_in_a_child(monkeypatch):
         held.set()
         done.wait()
 
-    threading.Thread(target=hold, daemon=True).start()
+    thread = threading.Thread(target=hold)
+    thread.start()
     held.wait()
 
     def use() -> None:
@@ -65,6 +66,7 @@ def test_locks_that_another_thread_holds_are_free_in_a_child(monkeypatch):
         assert in_child(use) == 0
     finally:
         done.set()
+        thread.join()
 
 
 def test_a_fork_waits_for_a_thread_in_a_library_which_lets_it_go_on(monkeypatch):
