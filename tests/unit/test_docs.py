@@ -196,7 +196,7 @@ def test_every_option_that_the_text_names_exists():
 
 
 PROGRAM = re.compile(
-    r"python\s+(?:-m\s+(research[a-z.]*[a-z])|((?:benchmarks|tests)/[\w/]+\.py))((?:\s+[^\s`]+)*)"
+    r"python\s+(?:-m\s+(research[a-z_.]*[a-z])|((?:benchmarks|tests)/[\w/]+\.py))((?:\s+[^\s`]+)*)"
 )
 
 
