@@ -147,7 +147,7 @@ class QueryEncoder:
             parts cancel out. All but the last are checked before anything is encoded.
         """
         if not self._snapshot.segments:
-            return [[_query_without_vectors(request)] for request in requests]
+            return [[EncodedQuery.of_vector(NO_VECTOR, request.k)] for request in requests]
         divided: list[list[EncodedQuery]] = []
         targets: list[tuple[SearchRequest, Modality]] = []
         with check_files_on_error(self._snapshot):
@@ -220,10 +220,15 @@ class QueryEncoder:
             is_measured = has_least_scores(request, words)
         else:
             is_measured = covers_request(self._calibration, request)
-        undivided = dataclasses.replace(
-            _query_without_vectors(request),
-            level0=self._common_level0,
+        undivided = EncodedQuery(
+            NO_VECTOR,
+            NO_VECTOR,
+            request.k + request.offset,
+            request.beam,
+            self._common_level0,
+            feature=NO_VECTOR,
             words=words,
+            has_parts=bool(request.parts),
             is_measured=is_measured,
         )
         if modalities == [None] and request.filter is None:
@@ -361,18 +366,6 @@ class QueryEncoder:
             read_rows = evidence.embeddings[location.segment]
             [stored] = normalize(as_floats(read_rows(np.array([location.row]))))
         return of_codes if evidence.is_raw else stored, stored
-
-
-def _query_without_vectors(request: SearchRequest) -> EncodedQuery:
-    """Return a request as a query that is not encoded yet."""
-    return EncodedQuery(
-        NO_VECTOR,
-        NO_VECTOR,
-        request.k + request.offset,
-        request.beam,
-        feature=NO_VECTOR,
-        has_parts=bool(request.parts),
-    )
 
 
 def has_least_scores(request: SearchRequest, words: WordMatches | None) -> bool:
