@@ -71,7 +71,6 @@ def segments_and_queries(request, tmp_path_factory):
             normalize(vector),
             normalize(vector),
             10,
-            number,
             level0=level0[number % len(level0)],
             restriction=restrictions[number % 3 == 0],
         )
@@ -93,14 +92,16 @@ def test_the_library_finds_the_items_and_scores_of_the_plain_search(
 ):
     searcher, queries = segments_and_queries
     settings = dataclasses.replace(searcher.config, candidates=10**6, **changes)
-    ranker, evidence = searcher.model.ranker, searcher._evidence
+    ranker, evidence = searcher.model.ranker, searcher.snapshot.evidence(searcher.model.ranker)
     evidence.packed_parts = evidence.packed_all = None
     segments = searcher.snapshot.search_segments
     found = open_compiled_search(ranker).search(segments, queries, settings, evidence)
     evidence.packed_parts = evidence.packed_all = None
     for query, ranking in zip(queries, found, strict=True):
         everything = dataclasses.replace(settings, shortlist=0)
-        plain = rank_cells(ranker, segments, query._replace(k=10**6), everything, evidence)
+        plain = rank_cells(
+            ranker, segments, dataclasses.replace(query, k=10**6), everything, evidence
+        )
         assert ranking.touched == plain.touched == len(plain.items)
         np.testing.assert_allclose(ranking.scores, plain.scores[: query.k], atol=1e-3)
         scores = dict(zip(locations(plain), plain.scores, strict=True))
@@ -123,7 +124,7 @@ def test_cells_that_are_left_out_lose_little(library, segments_and_queries, monk
     monkeypatch.setattr(kernel, "MAX_FIRST_ROWS", 40)
     searcher, queries = segments_and_queries
     settings = dataclasses.replace(searcher.config, shortlist=30, margin=3.0)
-    ranker, evidence = searcher.model.ranker, searcher._evidence
+    ranker, evidence = searcher.model.ranker, searcher.snapshot.evidence(searcher.model.ranker)
     evidence.packed_parts = evidence.packed_all = None
     segments = searcher.snapshot.search_segments
     found = open_compiled_search(ranker).search(segments, queries, settings, evidence)

@@ -356,7 +356,7 @@ def test_damaged_tables_are_refused(compiled):
         except (ArtifactMismatch, IndexError):  # NumPy finds starts that are out of range
             refused += 1
         else:
-            assert set(found.rows.tolist()) <= set(range(len(table)))
+            assert set(found.id_rows.tolist()) <= set(range(len(table)))
             assert set(found.items.tolist()) <= set(range(60))
     assert refused > 50
 

@@ -143,7 +143,7 @@ def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, s
                 zip(
                     answer.segments.tolist(),
                     answer.items.tolist(),
-                    answer.rows.tolist(),
+                    answer.id_rows.tolist(),
                     strict=True,
                 )
             )

@@ -207,10 +207,10 @@ def test_a_long_query_is_the_normalised_mean_of_its_passages(index):
     text = chapters(TOPICS)
     texts = [text[start:end] for start, end in divide(index.model.encoder, text, format_text)]
     searcher = SnapshotSearcher(*index._current_state())
-    long, *parts = searcher.encode([SearchRequest(text=one) for one in (text, *texts)])
-    mean = np.mean([part.vectors.feature for part in parts], axis=0)
+    [long], *parts = searcher.encode([SearchRequest(text=one) for one in (text, *texts)])
+    mean = np.mean([part.feature for [part] in parts], axis=0)
     assert len(parts) > 10
-    np.testing.assert_allclose(long.vectors.feature, mean / np.linalg.norm(mean), atol=1e-5)
+    np.testing.assert_allclose(long.feature, mean / np.linalg.norm(mean), atol=1e-5)
 
 
 def test_each_passage_of_a_query_has_its_instruction(index):
