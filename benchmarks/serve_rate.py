@@ -1,17 +1,21 @@
 """Searches a CPU-second: what the service costs when clients keep their connections open.
 
-Usage: python benchmarks/serve_rate.py INDEX QUERIES [--clients 16] [--seconds 10] [--kinds text vector] [-- flags]
+Usage: python benchmarks/serve_rate.py INDEX QUERIES [--clients 16] [--seconds 10] [--writes 500]
+       [--kinds text vector] [-- flags of genius serve]
 
 Starts `genius serve` on a copy of INDEX, and sends the lines of QUERIES, a text file, as texts and as vectors of the
 index's encoder. Each client sends one search after the other and waits for its hits. The CPU time is that of the
 server and its workers, so other programs on the machine disturb it little; the times of answers include waiting for a
-core. The second table is the CPU time of `Index.search`, hits read, without a server. Prints tables in Markdown.
+core. With --writes, that many items a second are added as well, ten in a request, and the slowest answers are
+compared with those of a quiet service. The second table is the CPU time of `Index.search`, hits read, without a
+server. Prints tables in Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import time
 from pathlib import Path
@@ -22,6 +26,7 @@ from serve import cpu_seconds, percentile, processes, serving
 from genius_search import Index
 
 WARM_UP_SECONDS = 1.0
+ITEMS_PER_WRITE = 10
 
 
 class Answers(NamedTuple):
@@ -40,13 +45,13 @@ class Client:
         self._writer: asyncio.StreamWriter | None = None
         self.connections = 0
 
-    async def post(self, body: bytes) -> bytes:
-        """Send a search, and return the body of the answer."""
+    async def post(self, body: bytes, path: str = "/v1/search") -> bytes:
+        """Send a request, and return the body of the answer."""
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
             self.connections += 1
         head = (
-            f"POST /v1/search HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+            f"POST {path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
@@ -84,6 +89,34 @@ async def send(address: str, bodies: list[bytes], clients: int, seconds: float) 
     return Answers(times, sum(client.connections for client in everyone))
 
 
+async def write(address: str, items_per_second: int, written: list[int]) -> None:
+    """Add items at a rate, as far as the service keeps up, until this is cancelled."""
+    client = Client(address)
+    began = time.monotonic()
+    for number in itertools.count():
+        await asyncio.sleep(began + number * ITEMS_PER_WRITE / items_per_second - time.monotonic())
+        items = [
+            {"id": f"new {number % 50}-{row}", "text": f"a new kite {number} {row}"}
+            for row in range(ITEMS_PER_WRITE)
+        ]
+        await client.post(json.dumps({"items": items}).encode(), "/v1/items")
+        written.append(ITEMS_PER_WRITE)
+
+
+async def send_while_writing(
+    address: str, bodies: list[bytes], arguments: argparse.Namespace, written: list[int]
+) -> Answers:
+    """Send searches as :func:`send` does, while items are added if arguments say so."""
+    writer = None
+    if arguments.writes:
+        writer = asyncio.create_task(write(address, arguments.writes, written))
+    answers = await send(address, bodies, arguments.clients, arguments.seconds)
+    if writer is not None:
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+    return answers
+
+
 def measure_served(
     index: Path, bodies: dict[str, list[bytes]], arguments: argparse.Namespace
 ) -> list[dict[str, object]]:
@@ -94,7 +127,8 @@ def measure_served(
             asyncio.run(send(server.address, sent, arguments.clients, WARM_UP_SECONDS))
             pids = processes(server.process.pid)
             began, cpu = time.monotonic(), sum(map(cpu_seconds, pids))
-            answers = asyncio.run(send(server.address, sent, arguments.clients, arguments.seconds))
+            written: list[int] = []
+            answers = asyncio.run(send_while_writing(server.address, sent, arguments, written))
             cpu = sum(map(cpu_seconds, pids)) - cpu
             count = len(answers.seconds)
             rows.append(
@@ -106,6 +140,7 @@ def measure_served(
                     "p50 ms": f"{percentile(answers.seconds, 50):.1f}",
                     "p99 ms": f"{percentile(answers.seconds, 99):.1f}",
                     "connections": answers.connections,
+                    "writes/s": f"{sum(written) / (time.monotonic() - began):.0f}",
                 }
             )
     return rows
@@ -141,6 +176,7 @@ def main() -> int:
     parser.add_argument("queries", type=Path, help="a text file with a query in each line")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--writes", type=int, default=0, help="items to add in a second")
     parser.add_argument("--kinds", nargs="*", default=["text", "vector"])
     parser.add_argument("--k", type=int, default=10)
     arguments, flags = parser.parse_known_args()
@@ -160,6 +196,9 @@ def main() -> int:
         ],
     }
     chosen = {kind: bodies[kind] for kind in arguments.kinds}
+    if arguments.writes:
+        quiet = argparse.Namespace(**{**vars(arguments), "writes": 0})
+        print_table(measure_served(arguments.index, chosen, quiet))
     print_table(measure_served(arguments.index, chosen, arguments))
     print_table(measure_alone(index, {kind: queries[kind] for kind in chosen}, 3.0))
     return 0

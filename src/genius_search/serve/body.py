@@ -17,6 +17,7 @@ from genius_search.serve.schemas import (
     JSON_VALUES,
     MAX_ITEMS,
     SEARCH_BYTES,
+    SEARCH_MEMBERS,
     SEARCH_VALUES,
     NewItems,
     Problem,
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 Body = TypeVar("Body", bound=RequestBody)
 
+MEMBER_STARTS: Final = (b":", b"[", b"{")
+"""Characters that each field and each list or object of JSON has."""
 GZIP_START: Final = b"\x1f\x8b"
 """How every gzip file begins, and no JSON or form does."""
 MAX_INLINE_BYTES: Final = 16 << 10
@@ -103,6 +106,12 @@ def read_json(body_type: type[Body], source: bytes) -> Body:
             413,
             f"the JSON has more than {max_values:,} commas; send less per request, and vectors as "
             "base64 of little-endian float32",
+        )
+    if not is_items and sum(map(source.count, MEMBER_STARTS)) > SEARCH_MEMBERS:
+        raise Problem(
+            413,
+            f"the JSON has more than {SEARCH_MEMBERS:,} colons and opening brackets; send less per "
+            "request",
         )
     try:
         return body_type.model_validate_json(source)

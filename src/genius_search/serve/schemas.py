@@ -51,6 +51,9 @@ SEARCH_BYTES: Final = 1 << 20
 SEARCH_VALUES: Final = 32 << 10
 """Maximum number of values in other JSON. The limits are lower, because clients with a read key can
 send such JSON."""
+SEARCH_MEMBERS: Final = 8 << 10
+"""Maximum number of colons and opening brackets in other JSON. An unknown field or a nested list
+takes four times as long as a number, so that vectors may have more numbers than this."""
 BODY_BYTES: Final = 32 << 20
 """Maximum size of a multipart body."""
 PICTURE_PIXELS: Final = 25_000_000

@@ -13,7 +13,13 @@ from genius_search.errors import DeadlinePassed
 from genius_search.index.query import SnapshotSearcher
 from genius_search.serve import guard, service
 from genius_search.serve.guard import Guard
-from genius_search.serve.schemas import JSON_VALUES, SEARCH_BYTES, SEARCH_VALUES, Problem
+from genius_search.serve.schemas import (
+    JSON_VALUES,
+    SEARCH_BYTES,
+    SEARCH_MEMBERS,
+    SEARCH_VALUES,
+    Problem,
+)
 from genius_search.serve.service import Threads
 
 from .conftest import form, picture
@@ -269,6 +275,10 @@ def test_json_of_more_values_than_allowed_is_refused_before_it_is_parsed(client)
         "commas"
         in is_problem(client.post("/v1/search", content=search, headers=JSON), 413)["detail"]
     )
+    for members in ({str(n): 0 for n in range(SEARCH_MEMBERS)}, {"": [[]] * SEARCH_MEMBERS}):
+        content = json.dumps(members).encode()
+        refused = is_problem(client.post("/v1/search", content=content, headers=JSON), 413)
+        assert "brackets" in refused["detail"]
     items = json.dumps({"items": [{"fields": {"a": [0] * (JSON_VALUES + 2)}}]}).encode()
     assert (
         "commas" in is_problem(client.post("/v1/items", content=items, headers=JSON), 413)["detail"]
