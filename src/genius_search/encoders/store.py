@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int64
@@ -69,6 +69,21 @@ def key_of(*parts: object) -> int:
     """Return the key of contents: a hash of parts that identify them, as a signed number."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=KEY_BYTES).digest()
     return int.from_bytes(digest, "big", signed=True)
+
+
+class Share(NamedTuple):
+    """The share of one of several processes that encode together: every ``total``-th block."""
+
+    number: int = 0
+    """Number of the process, from 0; the first one also joins the parts of all."""
+    total: int = 1
+    agree: Callable[[bool], bool] = bool
+    """Returns the first process's value in every process."""
+    wait: Callable[[], None] = lambda: None
+    """Waits until every process has called this function."""
+
+
+ALONE: Final = Share()
 
 
 class Blocks(Generic[Input]):
@@ -154,6 +169,22 @@ class FeatureStore(Generic[Input]):
         """Return the features of inputs in their order, and the position of each row's input.
 
         Inputs that the encoder cannot read have no row; the features list them in ``left_out``.
+        Parameters and errors are those of :meth:`fill`.
+        """
+        keys, left_out = self.fill(inputs, blocks, report)
+        features, positions = self.find(keys)
+        features.left_out = left_out
+        return features, positions
+
+    def fill(
+        self,
+        inputs: Iterable[tuple[int, Input]],
+        blocks: Blocks[Input],
+        report: Callable[[int], None],
+        *,
+        share: Share = ALONE,
+    ) -> tuple[Int64[np.ndarray, " inputs"], list[LeftOut]]:
+        """Encode the inputs that are not saved; return the keys of all, and what was left out.
 
         Parameters
         ----------
@@ -161,6 +192,8 @@ class FeatureStore(Generic[Input]):
             Keys and inputs, read as a stream.
         report
             Called with the number of inputs that are done.
+        share
+            The blocks that this process encodes.
 
         Raises
         ------
@@ -175,6 +208,8 @@ class FeatureStore(Generic[Input]):
             block_keys = np.array([key for key, _ in block], dtype=np.int64)
             is_saved = _contains(saved_keys, block_keys)
             new = [value for (_, value), done in zip(block, is_saved, strict=True) if not done]
+            if number % share.total != share.number:
+                new = []
             if new:
                 self._unsaved.append(self._encode(new))
                 left_out += self._unsaved[-1].left_out
@@ -183,9 +218,7 @@ class FeatureStore(Generic[Input]):
             blocks.note_time(new, time.monotonic() - start)
             if blocks.is_save_due(sum(len(shard.rows) for shard in self._unsaved)):
                 self.save(number)
-        features, positions = self._find(np.array(keys, dtype=np.int64))
-        features.left_out = left_out
-        return features, positions
+        return np.array(keys, dtype=np.int64), left_out
 
     def save(self, number: int | None = None) -> None:
         """Save the features that are not saved yet, as a part with a number."""
@@ -208,7 +241,7 @@ class FeatureStore(Generic[Input]):
             if folder is not None:
                 yield from read_stored_shards(folder)
 
-    def _find(
+    def find(
         self, keys: Int64[np.ndarray, " inputs"]
     ) -> tuple[Features, Int64[np.ndarray, " rows"]]:
         """Return the features with the given keys, in their order, and their positions."""
@@ -252,6 +285,7 @@ def embed(
     progress: Progress,
     skip_bad_images: bool = False,
     part_rows: int | None = None,
+    share: Share = ALONE,
 ) -> Features:
     """Embed rows into ``folder``, or open it if it is finished with the same inputs.
 
@@ -269,6 +303,8 @@ def embed(
         leave out rows with unreadable images; otherwise such an image is an error.
     part_rows
         number of rows that are saved together; an interrupted run loses at most this many.
+    share
+        the share of this process, if several embed together.
 
     Raises
     ------
@@ -291,6 +327,7 @@ def embed(
         inputs=inputs,
         part_rows=part_rows,
         report=lambda count: progress.advance(min(expected - 1, count), {}),
+        share=share,
     )
 
 
@@ -348,32 +385,44 @@ def write_features(
     inputs: Mapping[str, str],
     part_rows: int | None = None,
     report: Callable[[int], None] = lambda _: None,
+    share: Share = ALONE,
 ) -> Features:
     """Encode inputs in parts, and join them in ``folder``; or open it if it is finished.
 
     The joined shards depend on the order of the inputs only, and not on interruptions.
     """
-    writer = ArtifactWriter(
-        folder,
-        kind=FEATURES_KIND,
-        config={"columns": ROW.names},
-        inputs={**inputs, "encoder": encoder.fingerprint},
-    )
     parts = folder.with_name(f".{folder.name}.parts")
-    if writer.finished() is None:
-        for joined in writer.path.glob("shard-*"):  # of a run that was interrupted while it joined
-            shutil.rmtree(joined)
+    writer = None
+    if share.number == 0:
+        writer = ArtifactWriter(
+            folder,
+            kind=FEATURES_KIND,
+            config={"columns": ROW.names},
+            inputs={**inputs, "encoder": encoder.fingerprint},
+        )
+    if not share.agree(writer is not None and writer.finished() is not None):
         store = FeatureStore(parts, encoder, encode, earlier=_finished_shards(folder, encoder))
         blocks: Blocks[Input] = Blocks(part_rows or _part_rows(encoder))
-        features, _ = store.encode(inputs_with_keys, blocks, report)
-        if not len(features):
-            raise BadData(f"nothing to embed into {folder}: no record can be read")
-        for number, start in enumerate(range(0, len(features), SHARD_ROWS)):
-            shard = features.shard(np.arange(start, min(start + SHARD_ROWS, len(features))))
-            write_shard(writer.path, f"shard-{number:06d}", shard)
-        writer.finish()
-    shutil.rmtree(parts, ignore_errors=True)
+        keys, _ = store.fill(inputs_with_keys, blocks, report, share=share)
+        share.wait()  # until the parts of all processes are saved
+        if writer is not None:
+            _join_parts(store.find(keys)[0], writer)
+    if writer is not None:
+        shutil.rmtree(parts, ignore_errors=True)
+    share.wait()
     return Features.open(folder)
+
+
+def _join_parts(features: Features, writer: ArtifactWriter) -> None:
+    """Write features as the shards of a finished folder."""
+    if not len(features):
+        raise BadData(f"nothing to embed into {writer.folder}: no record can be read")
+    for joined in writer.path.glob("shard-*"):  # of a run that was interrupted while it joined
+        shutil.rmtree(joined)
+    for number, start in enumerate(range(0, len(features), SHARD_ROWS)):
+        shard = features.shard(np.arange(start, min(start + SHARD_ROWS, len(features))))
+        write_shard(writer.path, f"shard-{number:06d}", shard)
+    writer.finish()
 
 
 def _finished_shards(folder: Path, encoder: Encoder) -> Path | None:

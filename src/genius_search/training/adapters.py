@@ -29,7 +29,7 @@ from genius_search.nn.weights import write_weights
 from genius_search.progress import Progress
 from genius_search.recipe import AdapterConfig
 from genius_search.training.encoder import embed_prepared, encoder_stage
-from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
+from genius_search.training.loop import Stage, Step, StepResult, num_steps, share_of_rank, train
 from genius_search.training.records import Embedded, TrainingRecords, embed_training
 from genius_search.writing import ArtifactWriter
 
@@ -248,11 +248,9 @@ def train_adapters(
     stage = encoder_stage(records, home, config, encoders=pair.fingerprint)
     if stage.is_finished and not prepared_folder.exists():
         encoder = AdapterEncoder(home, pair)
-        return parallel.run_in_rank_order(
-            lambda: embed_training(records, encoder, features, progress=progress)
-        )
-    prepared = parallel.run_in_rank_order(
-        lambda: embed_training(records, pair, prepared_folder, progress=progress)
+        return embed_training(records, encoder, features, progress=progress, share=share_of_rank())
+    prepared = embed_training(
+        records, pair, prepared_folder, progress=progress, share=share_of_rank()
     )
     if not stage.is_finished:
         validation = _validation_pairs(records, pair, prepared_folder / "val", progress)
@@ -267,9 +265,7 @@ def train_adapters(
 
         stage.write(write)
     encoder = AdapterEncoder(home, pair)
-    return parallel.run_in_rank_order(
-        lambda: embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
-    )
+    return embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
 
 
 def _validation_pairs(
@@ -279,9 +275,7 @@ def _validation_pairs(
     held_out = TrainingRecords(records.data, validation=VALIDATION_QUERIES)
     if not held_out.lines:
         return None
-    embedded = parallel.run_in_rank_order(
-        lambda: embed_training(held_out, pair, folder, progress=progress)
-    )
+    embedded = embed_training(held_out, pair, folder, progress=progress, share=share_of_rank())
     return Pairs(held_out.lines, embedded.queries, embedded.candidates)
 
 

@@ -40,7 +40,7 @@ from genius_search.nn.losses import contrastive_loss, phrase_loss, word_loss
 from genius_search.progress import Progress
 from genius_search.recipe import AdapterConfig, EncoderConfig
 from genius_search.records import Modality, format_text
-from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
+from genius_search.training.loop import Stage, Step, StepResult, num_steps, share_of_rank, train
 from genius_search.training.records import (
     Embedded,
     TrainingRecords,
@@ -94,15 +94,15 @@ def train_encoder(
     if stage.is_finished:
         encoder = load_small(home, device=device)
         if not prepared_folder.exists():  # a finished model keeps only the features
-            return parallel.run_in_rank_order(
-                lambda: embed_training(records, encoder, features, progress=progress)
+            return embed_training(
+                records, encoder, features, progress=progress, share=share_of_rank()
             )
     else:
         progress.say("learning the words of the training texts")
         encoder = create_small(config.network, records.all_texts(), seed=config.training.seed)
     frozen = _Preparation(encoder)
-    prepared = parallel.run_in_rank_order(
-        lambda: embed_training(records, frozen, prepared_folder, progress=progress)
+    prepared = embed_training(
+        records, frozen, prepared_folder, progress=progress, share=share_of_rank()
     )
     if not stage.is_finished:
         encoder.network.to(device)
@@ -124,9 +124,7 @@ def train_encoder(
         stage.write(write)
         encoder = load_small(home, device=device)
     with torch.no_grad():
-        return parallel.run_in_rank_order(
-            lambda: embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
-        )
+        return embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
 
 
 def encoder_stage(
@@ -141,7 +139,10 @@ def encoder_stage(
 def embed_prepared(
     encoder: Encoder, prepared: Embedded, folder: Path, embed: Callable[[Shard], Shard]
 ) -> Embedded:
-    """Encode prepared features part by part, and write the encoder's features to a folder."""
+    """Encode prepared features part by part, and write the encoder's features to a folder.
+
+    Ranks share the parts.
+    """
     queries, candidates = (
         _embed_prepared(encoder, source, folder / name, embed)
         for name, source in (("queries", prepared.queries), ("candidates", prepared.candidates))
@@ -161,6 +162,7 @@ def _embed_prepared(
         encoder,
         inputs={"records": manifest.inputs["records"]},
         part_rows=PREPARED_PART_ROWS,
+        share=share_of_rank(),
     )
 
 

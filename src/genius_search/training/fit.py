@@ -24,6 +24,7 @@ from genius_search.recipe import FitConfig, preset
 from genius_search.training.adapters import train_adapters
 from genius_search.training.encoder import train_encoder
 from genius_search.training.generator import train_generator
+from genius_search.training.loop import share_of_rank
 from genius_search.training.quantizer import train_quantizer
 from genius_search.training.records import Embedded, TrainingRecords, embed_training
 
@@ -142,8 +143,8 @@ def _embed_records(
     else:
         existing = load_encoder(absolute_spec(encoder), download=download, device=device)
         records = TrainingRecords(data)
-        embedded = parallel.run_in_rank_order(
-            lambda: embed_training(records, existing, folder / "features", progress=progress)
+        embedded = embed_training(
+            records, existing, folder / "features", progress=progress, share=share_of_rank()
         )
     return records, embedded
 

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, TextIO
 import torch
 from torch import Tensor, nn
 
+from genius_search.encoders.store import Share
 from genius_search.errors import TrainingFailed, UsageError
 from genius_search.nn import parallel
 from genius_search.progress import Progress
@@ -48,6 +49,11 @@ class StepResult(NamedTuple):
     measures: Mapping[str, Tensor | float]
     stop: bool = False
     """Whether this step is the last one."""
+
+
+def share_of_rank() -> Share:
+    """Return this rank's share of the records that all ranks embed together."""
+    return Share(parallel.rank(), parallel.num_ranks(), parallel.broadcast, parallel.wait_for_ranks)
 
 
 class Stage:

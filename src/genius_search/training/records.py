@@ -19,7 +19,7 @@ from genius_search.data.features import FeatureBatch, Features, find_positives
 from genius_search.data.mbeir import EvaluationRow, Instructions, MBeir, read_pool, read_queries
 from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.encoders.rows import FeatureRow
-from genius_search.encoders.store import embed, embed_unfinished
+from genius_search.encoders.store import ALONE, Share, embed, embed_unfinished
 from genius_search.errors import BadData
 from genius_search.progress import Progress
 from genius_search.records import (
@@ -42,6 +42,7 @@ def embed_pool(
     *,
     only: Collection[str] | None = None,
     progress: Progress,
+    share: Share = ALONE,
 ) -> Features:
     """Embed the candidates of pool files, each once, or ``only`` the candidates with these ids."""
     choice = {} if only is None else {"only": fingerprint_of(sorted(only))}
@@ -56,6 +57,7 @@ def embed_pool(
         inputs={"records": fingerprint_of_files(pools), **choice},
         expected=count_lines(pools) if only is None else len(only),
         progress=progress,
+        share=share,
     )
 
 
@@ -256,9 +258,20 @@ class TrainingRecords:
 
 
 def embed_training(
-    records: TrainingRecords, encoder: Encoder, folder: Path, *, progress: Progress
+    records: TrainingRecords,
+    encoder: Encoder,
+    folder: Path,
+    *,
+    progress: Progress,
+    share: Share = ALONE,
 ) -> Embedded:
-    """Embed the training pool, and each training query once under each of its instructions."""
+    """Embed the training pool, and each training query once under each of its instructions.
+
+    Parameters
+    ----------
+    share
+        The share of this process, if several embed together.
+    """
     candidates = embed_pool(
         records.data,
         records.pools,
@@ -266,6 +279,7 @@ def embed_training(
         folder / "candidates",
         only=records.only,
         progress=progress,
+        share=share,
     )
     queries = embed(
         records.rows(candidates),
@@ -274,5 +288,6 @@ def embed_training(
         inputs={"records": records.fingerprint},
         expected=records.num_rows(),
         progress=progress,
+        share=share,
     )
     return Embedded(encoder, queries, candidates)

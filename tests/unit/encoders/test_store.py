@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from PIL import Image
 from genius_search.encoders import rows as encoding
 from genius_search.encoders.base import ItemKey
 from genius_search.encoders.rows import FeatureRow, encode_rows
-from genius_search.encoders.store import embed
+from genius_search.encoders.store import Share, embed
 from genius_search.errors import BadData, BadImage
 from genius_search.progress import Silent
 from genius_search.records import Modality
@@ -120,6 +123,32 @@ def test_an_interruption_changes_no_byte_of_the_finished_features(tmp_path):
         run(text_rows(10), Encoder(fail_after=6), tmp_path / "f")
     interrupted = run(text_rows(10), Encoder(), tmp_path / "f")
     assert interrupted.fingerprint == run(text_rows(10), Encoder(), tmp_path / "g").fingerprint
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_processes_share_out_the_rows_and_leave_the_features_of_one(tmp_path, interrupted):
+    rows, barrier, agreed = text_rows(18), threading.Barrier(2), []
+
+    def agree(value):
+        agreed.append(value)
+        barrier.wait()
+        return any(agreed)
+
+    if interrupted:  # by another number of processes
+        with pytest.raises(KeyboardInterrupt):
+            run(rows, Encoder(fail_after=6), tmp_path / "shared")
+    encoders = [Encoder(), Encoder()]
+    with ThreadPoolExecutor(2) as threads:
+        shares = [Share(number, 2, agree, barrier.wait) for number in range(2)]
+        both = threads.map(
+            lambda encoder, share: run(rows, encoder, tmp_path / "shared", share=share),
+            encoders,
+            shares,
+        )
+        prints = {features.fingerprint for features in both}
+    assert prints == {run(rows, Encoder(), tmp_path / "alone").fingerprint}
+    seen = [{int(text.removeprefix("text ")) // 4 for text in encoder.seen} for encoder in encoders]
+    assert seen == [{2, 4} if interrupted else {0, 2, 4}, {1, 3}]
 
 
 def test_a_finished_folder_is_opened_without_encoding_unless_something_changed(tmp_path):
