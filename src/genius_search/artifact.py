@@ -1,4 +1,10 @@
-"""Read artifacts: the folders of finished training stages, and the weights inside them.
+"""Read manifests and artifacts: the folders of finished training stages, and their weights.
+
+A finished folder is described by one JSON file, its manifest: ``manifest.json`` of a stage,
+``model.json``, ``index.json`` or ``cluster.json``. Each begins with its checksum and the version of
+its format, and only the present version is read (:class:`ManifestForm`). ::
+
+    {"checksum": "9f2c...", "format": 13, "identity": ..., ...}
 
 A stage (features, quantizer, generator, encoder) writes one folder. The folder's ``manifest.json``
 records the settings of the stage, fingerprints of its inputs, and a checksum of every file.
@@ -11,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -69,6 +75,54 @@ def read_json(path: Path) -> Any:
         raise ArtifactMismatch(f"{path} is damaged: it is not valid JSON ({error})") from None
 
 
+class ManifestForm(NamedTuple):
+    """How a kind of folder is described by its manifest."""
+
+    name: str
+    """The name of the manifest's file."""
+    format: int
+    """The version of the format, the only one that is read."""
+    remedy: str
+    """What to do with a folder of another version."""
+    checksum: str = "checksum"
+    """The name of the checksum of all other entries."""
+
+    def seal(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the contents of a manifest: the checksum, the format, and the entries."""
+        body = {"format": self.format, **entries}
+        return {self.checksum: fingerprint_of(body), **body}
+
+    def read(self, folder: Path) -> dict[str, Any]:
+        """Read the manifest of a folder, and return its contents, the checksum included.
+
+        Raises
+        ------
+        FileNotFoundError
+            The folder has no manifest.
+        ArtifactMismatch
+            The manifest is damaged, or of another version.
+        """
+        body = read_json(folder / self.name)
+        if not isinstance(body, dict) or "format" not in body:
+            raise self.damaged(folder, "it has no format")
+        entries = {name: value for name, value in body.items() if name != self.checksum}
+        is_whole = fingerprint_of(entries) == body.get(self.checksum)
+        if body["format"] != self.format and (is_whole or self.checksum not in body):
+            raise ArtifactMismatch(
+                f"{folder} has format {body['format']}, this version reads {self.format}: "
+                f"{self.remedy}"
+            )
+        if not is_whole:
+            raise self.damaged(folder, "its contents do not match its checksum")
+        return body
+
+    def damaged(self, folder: Path, problem: Exception | str) -> ArtifactMismatch:
+        """Return the error for a manifest that is damaged or makes no sense."""
+        if isinstance(problem, ValidationError):
+            problem = first_problem(problem)
+        return ArtifactMismatch(f"{folder / self.name} is damaged ({problem}); {self.remedy}")
+
+
 class FileFact(BaseModel):
     """The size and checksum of a file, as its manifest records them."""
 
@@ -103,6 +157,13 @@ class Manifest(BaseModel):
     """SHA-256 of all other entries of the manifest, hence of the contents of all files."""
 
 
+def stage_form(kind: str) -> ManifestForm:
+    """Return the form of the manifest of a stage, whose checksum is the stage's fingerprint."""
+    return ManifestForm(
+        MANIFEST, ARTIFACT_FORMAT, f"create the {kind} again", checksum="fingerprint"
+    )
+
+
 def open_artifact(folder: Path, *, kind: str, check_contents: bool = False) -> Manifest:
     """Read the manifest of a finished artifact and check the sizes of its files.
 
@@ -126,26 +187,18 @@ def open_artifact(folder: Path, *, kind: str, check_contents: bool = False) -> M
         raise ArtifactMissing(
             f"no finished {kind} at {folder}: {reason}. Run the command that creates it"
         )
-    body = read_json(path)
+    form = stage_form(kind)
+    body = form.read(folder)
+    if body.get("kind") != kind:
+        raise ArtifactMismatch(f"{folder} holds a {body.get('kind')!r}, not a {kind!r}")
     try:
-        if body["format"] != ARTIFACT_FORMAT:
-            raise ArtifactMismatch(
-                f"{folder} has format {body['format']}, but this version reads {ARTIFACT_FORMAT}; "
-                f"create the {kind} again"
-            )
-        if body["kind"] != kind:
-            raise ArtifactMismatch(f"{folder} holds a {body['kind']!r}, not a {kind!r}")
         manifest = Manifest.model_validate({**body, "folder": folder})
-    except (ValidationError, KeyError, TypeError) as error:
-        problem = first_problem(error) if isinstance(error, ValidationError) else repr(error)
-        raise ArtifactMismatch(f"{path} is damaged ({problem}); create the {kind} again") from None
+    except ValidationError as error:
+        raise form.damaged(folder, error) from None
     if any({"/", ".."} & {*PurePosixPath(name).parts} or not name for name in manifest.files):
         raise ArtifactMismatch(
             f"{path} names files outside its folder; do not use files from this source"
         )
-    fingerprinted = {name: value for name, value in body.items() if name != "fingerprint"}
-    if fingerprint_of(fingerprinted) != manifest.fingerprint:
-        raise ArtifactMismatch(f"{folder} is damaged: its {MANIFEST} has changed")
     check_files(folder, manifest.files, check_contents=check_contents)
     return manifest
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from jaxtyping import Float32, Integer
@@ -16,10 +16,9 @@ from pydantic import BaseModel, ValidationError
 from genius_search.artifact import (
     FileFact,
     Manifest,
+    ManifestForm,
     fingerprint_of,
-    first_problem,
     open_artifact,
-    read_json,
 )
 from genius_search.border import as_path
 from genius_search.config import SearchSettings
@@ -44,6 +43,9 @@ if TYPE_CHECKING:
     from genius_search.search.kernel import CompiledSearch
 
 MODEL_FILE: Final = "model.json"
+MODEL_FORM: Final = ManifestForm(
+    MODEL_FILE, 5, "train the model again, or `genius pull` it if it was pulled"
+)
 INPUTS_PER_BATCH: Final = 64
 """Inputs that :meth:`Genius.embed` encodes together; their pictures are in memory."""
 
@@ -77,16 +79,12 @@ class ModelPart(BaseModel, frozen=True):
 class ModelFile(BaseModel, frozen=True):
     """Contents of ``model.json``."""
 
-    format: Literal[4]
-    """Version of the file's format."""
     encoder: ModelPart
     quantizer: ModelPart
     generator: ModelPart | None = None
     """None if searches use the geometry of the code vectors alone."""
     instructions: list[ModelInstruction]
     fingerprint: str
-    checksum: str | None = None
-    """Checksum of the instructions; None in older files."""
 
     @property
     def parts(self) -> dict[str, ModelPart]:
@@ -98,16 +96,12 @@ class ModelFile(BaseModel, frozen=True):
         """Compute the model's fingerprint from those of its parts; paths have no effect."""
         return fingerprint_of({name: part.fingerprint for name, part in self.parts.items()})
 
-    def compute_checksum(self) -> str:
-        """Compute the checksum of the instructions."""
-        return fingerprint_of(self.model_dump(mode="json")["instructions"])
-
     def write(self, folder: Path) -> None:
         """Write the file into a folder."""
         from genius_search.writing import write_json
 
-        body = self.model_dump(exclude_defaults=True)
-        write_json(folder / MODEL_FILE, body | {"checksum": self.compute_checksum()})
+        body = self.model_dump(mode="json", exclude_defaults=True)
+        write_json(folder / MODEL_FILE, MODEL_FORM.seal(body))
 
 
 def read_model_file(folder: Path) -> ModelFile:
@@ -120,27 +114,18 @@ def read_model_file(folder: Path) -> ModelFile:
     ArtifactMismatch
         The file is damaged, or was written by another version.
     """
-    path = folder / MODEL_FILE
     if (folder / "index.json").exists():
         raise ArtifactMissing(f"{folder} is an index, not a model; give the model's folder")
-    if not path.exists():
+    if not (folder / MODEL_FILE).exists():
         raise ArtifactMissing(
             f"no finished model at {folder}: it has no {MODEL_FILE}. `genius fit` trains a model, "
             "and resumes an interrupted training when run again"
         )
+    body = MODEL_FORM.read(folder)
     try:
-        file = ModelFile.model_validate(read_json(path))
-        problem = "its contents do not match its checksums"
+        return ModelFile.model_validate(body)
     except ValidationError as error:
-        problem = first_problem(error)
-    else:
-        checksums = (None, file.compute_checksum())
-        if file.fingerprint == file.fingerprint_of_parts() and file.checksum in checksums:
-            return file
-    raise ArtifactMismatch(
-        f"{path} is damaged or of another version ({problem}); train the model again, or "
-        "`genius pull` it if it was pulled"
-    )
+        raise MODEL_FORM.damaged(folder, error) from None
 
 
 class Genius:
@@ -256,7 +241,6 @@ class Genius:
         if Path(argument).exists() and Path(argument).resolve().is_relative_to(home):
             spec = f"{prefix}:./{Path(argument).resolve().relative_to(home)}"
         file = ModelFile(
-            format=4,
             encoder=ModelPart(fingerprint=encoder.fingerprint, spec=spec),
             quantizer=ModelPart(fingerprint=quantizer.manifest.fingerprint),
             generator=None if generator is None else ModelPart(fingerprint=generator.fingerprint),

@@ -33,6 +33,7 @@ from genius_search.artifact import (
     fingerprint_of,
     open_artifact,
     read_json,
+    stage_form,
 )
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 
@@ -217,8 +218,8 @@ class ArtifactWriter:
         """
         scratch_names = {CHECKPOINT, f"{CHECKPOINT}.tmp"}
         sync_tree(self.path)
-        body = self._manifest_body(facts or {}, excluded=scratch_names)
-        write_json(self.path / MANIFEST, {**body, "fingerprint": fingerprint_of(body)})
+        entries = self._manifest_entries(facts or {}, excluded=scratch_names)
+        write_json(self.path / MANIFEST, stage_form(self.kind).seal(entries))
         old = self.folder.with_name(f".{self.folder.name}.old")
         if self.folder.exists():
             self.folder.rename(old)
@@ -231,15 +232,14 @@ class ArtifactWriter:
         self._release()
         return manifest
 
-    def _manifest_body(self, facts: Mapping[str, Any], *, excluded: set[str]) -> dict[str, Any]:
-        """Return the manifest without its fingerprint; it lists all files but the excluded ones."""
+    def _manifest_entries(self, facts: Mapping[str, Any], *, excluded: set[str]) -> dict[str, Any]:
+        """Return the entries of the manifest; it lists all files but the excluded ones."""
         files = {
             path.relative_to(self.path): path
             for path in sorted(self.path.rglob("*"))
             if path.is_file()
         }
         return {
-            "format": ARTIFACT_FORMAT,
             "kind": self.kind,
             "plan": self.plan_fingerprint,
             "config": dict(self.config),

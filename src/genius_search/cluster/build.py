@@ -25,6 +25,7 @@ from genius_search.cluster.searcher import (
     read_cluster,
     shard_folder,
     shard_of,
+    write_cluster,
 )
 from genius_search.encoders.open import absolute_spec, load_encoder
 from genius_search.errors import BadData, UsageError
@@ -140,7 +141,7 @@ def _build(folder: Path, settings: Settings, run: Runner, progress: Progress) ->
         left_out=num_left_out,
         roots=manifest.roots,
     )
-    write_json(folder / CLUSTER, cluster.model_dump(mode="json"))
+    write_cluster(folder, cluster)
 
 
 def _collect_left_out(folder: Path) -> int:

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, Unpack, overload
+from typing import Any, Final, TypeAlias, Unpack, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from genius_search.artifact import first_problem
+from genius_search.artifact import ManifestForm
 from genius_search.border import as_id, as_id_list, as_path
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
+from genius_search.errors import ArtifactMissing, UsageError
 from genius_search.index.build import ChangeSummary, add_pool
 from genius_search.index.filters import check_fields
 from genius_search.index.hits import Hits, HitsOfQueries, SearchHit
@@ -65,6 +66,9 @@ MAX_WRITER_WAIT_SECONDS: Final = 60.0
 """Maximum wait for another process that changes the same shard."""
 
 
+CLUSTER_FORM: Final = ManifestForm(CLUSTER, 4, "build the cluster again")
+
+
 class ClusterManifest(BaseModel):
     """The contents of ``cluster.json``: the cluster as it was built.
 
@@ -73,7 +77,6 @@ class ClusterManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    format: Literal[3] = 3
     model: str
     """Folder or name of the model, or :data:`MODEL` if the cluster contains it."""
     model_fingerprint: str
@@ -95,18 +98,21 @@ def read_cluster(folder: Path) -> ClusterManifest:
     ArtifactMismatch
         The file is damaged or of another version.
     """
-    path = folder / CLUSTER
-    if not path.is_file():
+    if not (folder / CLUSTER).is_file():
         raise ArtifactMissing(
             f"{folder} contains no finished cluster; create one with `genius cluster build`"
         )
+    body = CLUSTER_FORM.read(folder)
+    del body["checksum"], body["format"]
     try:
-        return ClusterManifest.model_validate_json(path.read_bytes())
+        return ClusterManifest.model_validate_json(json.dumps(body))
     except ValidationError as error:
-        raise ArtifactMismatch(
-            f"{path} is damaged or of another version ({first_problem(error)}); build the cluster "
-            "again"
-        ) from None
+        raise CLUSTER_FORM.damaged(folder, error) from None
+
+
+def write_cluster(folder: Path, manifest: ClusterManifest) -> None:
+    """Replace ``cluster.json`` atomically."""
+    write_json(folder / CLUSTER, CLUSTER_FORM.seal(manifest.model_dump(mode="json")))
 
 
 def open_new_pool(
@@ -132,9 +138,7 @@ def open_new_pool(
         number = len(roots)
         used_names = searcher.id_prefixes()
         roots = (*roots, new_root(path, roots, used_names, captions=captions, exclude=exclude))
-        write_json(
-            cluster / CLUSTER, manifest.model_copy(update={"roots": roots}).model_dump(mode="json")
-        )
+        write_cluster(cluster, manifest.model_copy(update={"roots": roots}))
     return open_roots(roots, [number], None if str(path) == roots[number].folder else path)
 
 

@@ -382,10 +382,10 @@ class Snapshot:
 
     def ids_at(self, segments: Sequence[int], rows: Sequence[int]) -> list[str]:
         """Return the ids of the items at locations, in the same order."""
-        columns = [segment.item_ids for segment in self.segments if segment.item_ids is not None]
-        if len(columns) < len(self.segments):
-            return [item.id for item in self.items_at(np.array(segments), np.array(rows))]
-        return [columns[number].at(row) for number, row in zip(segments, rows, strict=True)]
+        return [
+            self.segments[number].item_ids.at(row)
+            for number, row in zip(segments, rows, strict=True)
+        ]
 
     def locate(self, item_id: str | int) -> Location:
         """Return where an item is stored.

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 
 import numpy as np
 from jaxtyping import Bool, Float16, Int64, UInt8
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from genius_search.artifact import FileFact, check_files, fingerprint_of, first_problem, read_json
+from genius_search.artifact import FileFact, ManifestForm, check_files
 from genius_search.config import SearchSettings
 from genius_search.errors import ArtifactError, ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.items import ITEMS_FILE, ItemStore
@@ -52,11 +52,10 @@ if TYPE_CHECKING:
 
 
 REMEDY: Final = "restore it from a backup, or create the index again"
-INDEX_FORMAT: Final = 13
-"""The only format of ``index.json`` that is read."""
 
 # Files and folders of an index.
 CURRENT: Final = "index.json"
+INDEX_FORM: Final = ManifestForm(CURRENT, 14, REMEDY)
 CLUSTER: Final = "cluster.json"
 """Manifest of a cluster, whose shards are indexes."""
 OWN_MODEL: Final = "./model"
@@ -95,7 +94,7 @@ MOMENTS: Final = "moments.npy"
 ITEM_IDS: Final = "item_ids.npy"
 """The ids of all items in UTF-8, row after row, so that hits need no look-up for them."""
 ITEM_ID_ENDS: Final = "item_id_ends.npy"
-"""The end of each row's id. Segments of earlier versions lack both files."""
+"""The end of each row's id."""
 
 MANIFEST_HEAD_BYTES: Final = 256
 """Length of the beginning of ``index.json`` that holds its checksum, identity and generation."""
@@ -158,10 +157,9 @@ class Segment(NamedTuple):
     passages: Int64[np.ndarray, "passages 3"]
     """Row of the item, and start and end in its text, for each passage, in the order of the items.
     Passage i has row ``num_items + i``."""
-    moments: Int64[np.ndarray, " passages"] | None = None
+    moments: Int64[np.ndarray, " passages"] | None
     """Time of each passage in milliseconds, −1 for one of a text; None without videos."""
-    item_ids: ItemIds | None = None
-    """The ids of the items; None if they are in the store alone."""
+    item_ids: ItemIds
 
     @property
     def num_items(self) -> int:
@@ -276,11 +274,12 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         if MOMENTS in entry.files:
             form = Expected("i8", (len(passages),), -1, np.iinfo(np.int64).max)
             moments = open_array(segment_folder / MOMENTS, form)
-        optional = {PASSAGES, MOMENTS, ITEM_IDS, ITEM_ID_ENDS}
-        if entry.files.keys() - optional != {IDS, *expected, ITEMS_FILE}:
+        optional = {PASSAGES, MOMENTS}
+        required = {IDS, ITEM_IDS, ITEM_ID_ENDS, ITEMS_FILE, *expected}
+        if entry.files.keys() - optional != required:
             raise ArtifactMismatch(
                 f"{CURRENT} names {sorted(entry.files)} in {segment_folder}, expected "
-                f"{sorted([IDS, *expected, ITEMS_FILE])}"
+                f"{sorted(required)}"
             )
         arrays = {name: open_array(segment_folder / name, form) for name, form in expected.items()}
         table = IdTable(
@@ -317,10 +316,8 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
     )
 
 
-def _open_item_ids(segment_folder: Path, entry: SegmentEntry) -> ItemIds | None:
+def _open_item_ids(segment_folder: Path, entry: SegmentEntry) -> ItemIds:
     """Open the ids of the items of a segment."""
-    if not {ITEM_IDS, ITEM_ID_ENDS} <= entry.files.keys():
-        return None
     path = segment_folder / ITEM_IDS
     characters = open_array(path, Expected("u1", (None,)))
     ends = open_array(segment_folder / ITEM_ID_ENDS, Expected("i8", (entry.items,)))
@@ -634,7 +631,6 @@ def read_manifest(folder: Path) -> IndexManifest:
     ArtifactMismatch
         The index has the format of another version, or its manifest is damaged.
     """
-    path = folder / CURRENT
     try:
         if (folder / "model.json").exists():
             raise ArtifactMissing(f"{folder} is a model, not an index; give the index's folder")
@@ -644,19 +640,8 @@ def read_manifest(folder: Path) -> IndexManifest:
                 f"`index info --check` take it, and each of its shards "
                 f"({folder / 'shards' / '000000'}) is an index"
             )
-        with with_advice():
-            body = read_json(path)
-        checksum = body.pop("checksum", None)
-        is_whole = fingerprint_of(body) == checksum
-        version = body.pop("format")
-        if version != INDEX_FORMAT and (is_whole or checksum is None):
-            raise ArtifactMismatch(
-                f"{folder} has format {version}, this version reads {INDEX_FORMAT}: "
-                "create the index again"
-            )
-        if not is_whole:
-            message = "its contents do not match its checksum"
-            raise ValueError(message)  # noqa: TRY301  reported below, like other damage
+        body = INDEX_FORM.read(folder)
+        del body["checksum"], body["format"]
         return IndexManifest.model_validate_json(json.dumps(body))
     except ArtifactError:
         raise
@@ -666,9 +651,8 @@ def read_manifest(folder: Path) -> IndexManifest:
         raise ArtifactMissing(
             f"no index at {folder}; `genius index create {folder} --pool FOLDER` makes one"
         ) from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problem = first_problem(error) if isinstance(error, ValidationError) else error
-        raise ArtifactMismatch(f"{path} is damaged ({problem}); {REMEDY}") from None
+    except (ValueError, RecursionError) as error:
+        raise INDEX_FORM.damaged(folder, error) from None
 
 
 def segment_name(generation: int) -> str:

@@ -35,7 +35,7 @@ from filelock import FileLock, Timeout
 from jaxtyping import Float16, Int16, Int64, Shaped, UInt8
 from pydantic_core import to_json
 
-from genius_search.artifact import FileFact, check_files, file_fingerprint, fingerprint_of
+from genius_search.artifact import FileFact, check_files, file_fingerprint
 from genius_search.data.values import Value, table_values
 from genius_search.errors import ArtifactMissing, BadData, GeniusError, UsageError
 from genius_search.forks import free_in_children, iterate_unlocked, yield_to_fork
@@ -61,7 +61,7 @@ from genius_search.index.store import (
     EMBEDDINGS,
     FINE,
     IMPOSSIBLE_PATH_ERRORS,
-    INDEX_FORMAT,
+    INDEX_FORM,
     ITEM_ID_ENDS,
     ITEM_IDS,
     LENGTHS,
@@ -392,8 +392,7 @@ def check_bits(bits: EmbeddingBits | None, embeddings: StoredEmbeddings | None) 
 
 def write_manifest(folder: Path, manifest: IndexManifest) -> None:
     """Commit a state: replace ``index.json`` atomically."""
-    body = {"format": INDEX_FORMAT, **manifest.model_dump(mode="json")}
-    body = {"checksum": fingerprint_of(body), **body}  # first, where `read_head` reads it
+    body = INDEX_FORM.seal(manifest.model_dump(mode="json"))  # `read_head` reads the checksum
     write_file(folder / CURRENT, to_json(body, indent=2) + b"\n")
 
 

@@ -18,7 +18,7 @@ from genius_search.encoders.open import load_encoder
 from genius_search.errors import ArtifactMissing, BadData, NetworkNeeded, UsageError
 from genius_search.hub import find_cached, is_name, pull
 from genius_search.index.store import read_manifest
-from genius_search.model import Genius
+from genius_search.model import MODEL_FORM, Genius
 from genius_search.publish import save
 
 WEIGHTS = "generator/generator.safetensors"
@@ -54,6 +54,9 @@ def edit(path, change):
         body["fingerprint"] = fingerprint_of(
             {name: body[name] for name in body if name != "fingerprint"}
         )
+    if path.name == "model.json":
+        del body["checksum"], body["format"]
+        body = MODEL_FORM.seal(body)
     path.write_text(json.dumps(body))
 
 

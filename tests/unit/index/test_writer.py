@@ -25,7 +25,7 @@ from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import (
     CURRENT,
-    INDEX_FORMAT,
+    INDEX_FORM,
     IndexManifest,
     Root,
     read_head,
@@ -249,7 +249,7 @@ def test_the_first_writer_killed_at_any_change_of_files_leaves_no_index_or_a_who
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", '"\\ud800"', "[" * 100_000, json.dumps({"format": INDEX_FORMAT + 1})]
+    "text", ["", "{}", '"\\ud800"', "[" * 100_000, json.dumps({"format": INDEX_FORM.format + 1})]
 )
 def test_a_file_that_is_no_manifest_of_this_version_is_refused(tmp_path, text):
     (tmp_path / CURRENT).write_text(text)
@@ -287,7 +287,7 @@ def test_a_manifest_that_makes_no_sense_is_refused_though_its_checksum_is_right(
     body = {**json.loads((tmp_path / CURRENT).read_text()), **change}
     del body["checksum"]
     (tmp_path / CURRENT).write_text(json.dumps({**body, "checksum": fingerprint_of(body)}))
-    assert body["format"] == INDEX_FORMAT
+    assert body["format"] == INDEX_FORM.format
     with pytest.raises(ArtifactMismatch, match=r"index\.json is damaged"):
         read_manifest(tmp_path)
 
