@@ -102,11 +102,17 @@ class ManifestForm(NamedTuple):
         ArtifactMismatch
             The manifest is damaged, or of another version.
         """
-        body = read_json(folder / self.name)
+        try:
+            body = read_json(folder / self.name)
+        except ArtifactMismatch as error:
+            raise ArtifactMismatch(f"{error}; {self.remedy}") from None
         if not isinstance(body, dict) or "format" not in body:
             raise self.damaged(folder, "it has no format")
         entries = {name: value for name, value in body.items() if name != self.checksum}
-        is_whole = fingerprint_of(entries) == body.get(self.checksum)
+        try:
+            is_whole = fingerprint_of(entries) == body.get(self.checksum)
+        except (ValueError, RecursionError) as error:  # half a character, or endless brackets
+            raise self.damaged(folder, error) from None
         if body["format"] != self.format and (is_whole or self.checksum not in body):
             raise ArtifactMismatch(
                 f"{folder} has format {body['format']}, this version reads {self.format}: "

@@ -47,7 +47,9 @@ def make_features(tmp_path_factory):
 
     def make(ids, image, text, *, modality=None, wanted=None, shard_rows=1000, dim=DIM):
         folder = tmp_path_factory.mktemp("features") / str(next(numbers))
-        writer = ArtifactWriter(folder, kind="features", config={}, inputs={"made": str(folder)})
+        writer = ArtifactWriter(
+            folder, kind="features", config={"columns": ROW.names}, inputs={"made": str(folder)}
+        )
         size = len(ids)
         if modality is None:
             modality = [

@@ -244,8 +244,20 @@ class Features:
 
     @staticmethod
     def open(folder: Path) -> Features:
-        """Open a finished folder of features."""
+        """Open a finished folder of features.
+
+        Raises
+        ------
+        ArtifactMismatch
+            The folder is damaged, or was written with other columns.
+        """
         manifest = open_artifact(folder, kind=FEATURES_KIND)
+        columns = manifest.config.get("columns")
+        if columns != [*(ROW.names or ())]:
+            raise ArtifactMismatch(
+                f"{folder} has the columns {columns}, which this version does not read; embed the "
+                "records again"
+            )
         features = Features(read_shards(folder))
         features.fingerprint, features.folder = manifest.fingerprint, folder
         return features

@@ -58,7 +58,9 @@ def test_features_that_16_bits_cannot_hold_are_refused(bad):
 
 
 def test_features_of_two_widths_have_no_one_width(tmp_path):
-    writer = ArtifactWriter(tmp_path / "some", kind="features", config={}, inputs={})
+    writer = ArtifactWriter(
+        tmp_path / "some", kind="features", config={"columns": ROW.names}, inputs={}
+    )
     write_shard(writer.path, "shard-0", one_image(DIM + 1))
     writer.finish()
     with pytest.raises(ArtifactMismatch, match="must have the same width"):

@@ -28,7 +28,7 @@ def edit(path: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 4, "encoder": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 5, "encoder": {}}'])
 def test_a_damaged_model_file_is_said_to_be_damaged(copied, text):
     (copied / MODEL_FILE).write_text(text)
     with pytest.raises(ArtifactMismatch, match=r"model\.json is damaged"):
