@@ -83,7 +83,7 @@ class ManifestForm(NamedTuple):
     format: int
     """The version of the format, the only one that is read."""
     remedy: str
-    """What to do with a folder of another version."""
+    """Advice for a folder of another version."""
     checksum: str = "checksum"
     """The name of the checksum of all other entries."""
 
