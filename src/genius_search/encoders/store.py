@@ -14,6 +14,7 @@ end (:func:`embed`); those of an index become its embeddings.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import time
@@ -27,7 +28,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from genius_search.artifact import fingerprint_of, open_artifact
+from genius_search.artifact import file_fingerprint, fingerprint_of, open_artifact
 from genius_search.data.features import (
     FEATURES_KIND,
     ROW,
@@ -360,17 +361,12 @@ def embed_unfinished(
 
 
 def keyed_rows(rows: Iterable[FeatureRow], encoder: Encoder) -> Iterator[tuple[int, FeatureRow]]:
-    """Yield each row with the key of its contents.
-
-    A picture counts as changed if its size or its time of change is another one.
-    """
+    """Yield each row with the key of its contents, which reads its picture."""
     for row in rows:
-        picture: tuple[object, ...] = ()
-        if row.image is not None and encoder.needs_pixels:
-            picture = (row.image.name,)
-            if row.image.exists():
-                status = row.image.stat()
-                picture += (status.st_size, status.st_mtime_ns)
+        picture = ""
+        if row.image is not None and encoder.needs_pixels and row.image.is_file():
+            with contextlib.suppress(OSError):  # the encoder reports a file that cannot be read
+                picture = file_fingerprint(row.image)
         target = None if row.wanted is None else row.wanted.value
         key = key_of(row.id, *row.key, row.modality.value, target, row.text, picture)
         yield key, row._replace(content_key=key)
