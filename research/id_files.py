@@ -31,6 +31,8 @@ from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.evaluate import format_first_ids
 from genius_search.model import Genius
 from genius_search.records import did_of, parse_id
+from genius_search.training.codebooks import encode_features
+from genius_search.training.records import embed_pool
 from genius_search.writing import write_atomically
 from research.command import run
 from research.evaluate import EvaluationPools, chosen_rows
@@ -221,6 +223,9 @@ class ExportIds(DeviceOptions):
     bare_numbers: bool = False
     """Name items by the numbers after the colons of their ids, as LETTER and MiniOneRec do."""
 
+    training: bool = False
+    """Write the candidates that the model was trained on, too; a decoder that learns the IDs needs them."""
+
     evaluation: OptionalFolder = None
     """Folder of the features of the pool; default: evaluation/ in the model's folder."""
 
@@ -235,8 +240,21 @@ class ExportIds(DeviceOptions):
             pools = EvaluationPools(data, model, rows, folder, config, progress=progress)
             pool = pools.of(rows[0], "global")
             dids = [did_of(number) for number in pool.dids.tolist()]
+            codes = pool.codes[:, : len(model.codebooks.sizes)]
+            if self.training:
+                trained = embed_pool(
+                    data,
+                    data.training_pools(),
+                    model.encoder,
+                    folder / "training" / "candidates",
+                    progress=progress,
+                )
+                new = np.flatnonzero(~np.isin(trained.ids, pool.dids))
+                dids += [did_of(number) for number in trained.ids[new].tolist()]
+                new_codes = encode_features(model.codebooks, trained, new).codes
+                codes = np.concatenate([codes, new_codes.astype(codes.dtype)])
             names = bare_numbers(dids) if self.bare_numbers else dids
-            write_id_file(self.out, names, pool.codes[:, : len(model.codebooks.sizes)])
+            write_id_file(self.out, names, codes)
             progress.say(f"{plural(len(names), 'ID')} written to {self.out}")
 
 

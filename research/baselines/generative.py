@@ -69,6 +69,8 @@ KIND: Final = "baseline"
 WEIGHTS: Final = "weights.safetensors"
 NUMBERS: Final = "numbers.npy"
 CODES: Final = "codes.npy"
+VECTOR_KINDS: Final = ("genius", "file")
+"""Kinds of IDs whose codes have vectors that are known without training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +159,8 @@ def fit_baseline(
     config = validate_settings(config)
     if (config.kind == "file") is not bool(config.id_file):
         raise UsageError("give --id-file with --kind file, and with no other kind")
+    if config.router == "geometry" and config.kind not in VECTOR_KINDS:
+        raise UsageError(f"IDs of kind {config.kind} have no code vectors; train a decoder")
     settings = None if config.router == "geometry" else generator_config(model, config)
     records = TrainingRecords(data)
     inputs = {
@@ -171,7 +175,15 @@ def fit_baseline(
     writer = ArtifactWriter(folder, kind=KIND, config=plan, inputs=inputs)
     if writer.finished() is None:
         work = writer.path
-        ids, given = _give_ids(data, model, work, config, settings, split, evaluation, progress)
+        if settings is None:  # only what is searched needs IDs
+            with_codes = config.kind == "genius"
+            items = _read_pool_items(
+                data, model, split, evaluation, progress, with_codes=with_codes
+            )
+            ids, numbers = _ids_with_vectors(model, config, items), items.numbers
+        else:
+            ids, given = _give_ids(data, model, work, config, settings, split, evaluation, progress)
+            numbers = given.items.numbers
         weights = {f"table.{level}": table for level, table in enumerate(ids.tables or [])}
         if settings is not None:
             codes = torch.from_numpy(ids.codes).long()
@@ -179,12 +191,10 @@ def fit_baseline(
             weights |= {
                 f"generator.{name}": value for name, value in generator.state_dict().items()
             }
-        elif ids.tables is None:
-            raise UsageError(f"IDs of kind {config.kind} have no code vectors; train a decoder")
         safetensors.torch.save_file(
             {name: value.contiguous().clone() for name, value in weights.items()}, work / WEIGHTS
         )
-        np.save(work / NUMBERS, given.items.numbers)
+        np.save(work / NUMBERS, numbers)
         np.save(work / CODES, ids.codes)
         shutil.rmtree(work / "ids", ignore_errors=True)
         writer.finish(facts={"sizes": list(ids.sizes), "common_vocabulary": ids.common_vocabulary})
@@ -275,12 +285,38 @@ def join(first: Candidates, second: Candidates) -> Candidates:
     )
 
 
+def _read_pool_items(
+    data: MBeir,
+    model: Genius,
+    split: str,
+    evaluation: Path,
+    progress: Progress,
+    *,
+    with_codes: bool,
+) -> Candidates:
+    """Embed the pools that may be searched; return their candidates."""
+    files, folder = _pool_files(data, split), evaluation / CANDIDATES / "features"
+    features = embed_pool(data, files, model.encoder, folder, progress=progress)
+    return _read_items(model, features, files, with_codes=with_codes)
+
+
+def _ids_with_vectors(model: Genius, config: BaselineConfig, items: Candidates) -> Ids:
+    """Return the model's IDs of items, or those of a file, with code vectors."""
+    if config.kind == "genius":
+        tables = [torch.from_numpy(table) for table in model.codebooks.tables()]
+        return Ids(items.codes, model.codebooks.sizes, tables=tables)
+    item_ids = read_id_file(Path(config.id_file))
+    codes = item_ids.codes[item_ids.rows_of(items.numbers)]
+    tables = fit_code_vectors(items.embeddings, codes, item_ids.sizes)
+    return Ids(codes, item_ids.sizes, tables=tables)
+
+
 def _give_ids(
     data: MBeir,
     model: Genius,
     folder: Path,
     config: BaselineConfig,
-    settings: GeneratorConfig | None,
+    settings: GeneratorConfig,
     split: str,
     evaluation: Path,
     progress: Progress,
@@ -291,23 +327,12 @@ def _give_ids(
     features = embed_training(records, model.encoder, evaluation / "training", progress=progress)
     pairs = Pairs(records.lines, features.queries, features.candidates)
     trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
-    files = _pool_files(data, split)
-    place = evaluation / CANDIDATES / "features"
-    pool_features = embed_pool(data, files, model.encoder, place, progress=progress)
-    pool = _read_items(model, pool_features, files, with_codes=with_codes)
+    pool = _read_pool_items(data, model, split, evaluation, progress, with_codes=with_codes)
     items = join(trained, pool)
     queries = torch.from_numpy(fuse_features(model.codebooks, features.queries))
     progress.say(f"giving {config.kind} IDs to {len(items.embeddings):,} items")
-    if config.kind == "genius":
-        tables = [torch.from_numpy(table) for table in model.codebooks.tables()]
-        ids = Ids(items.codes, model.codebooks.sizes, tables=tables)
-    elif config.kind == "file":
-        item_ids = read_id_file(Path(config.id_file))
-        codes = item_ids.codes[item_ids.rows_of(items.numbers)]
-        tables = fit_code_vectors(items.embeddings, codes, item_ids.sizes)
-        ids = Ids(codes, item_ids.sizes, tables=tables)
-    elif settings is None:
-        raise UsageError(f"IDs of kind {config.kind} have no code vectors; train a decoder")
+    if config.kind in VECTOR_KINDS:
+        ids = _ids_with_vectors(model, config, items)
     else:
         training_set = TrainingSet(
             candidates=items,

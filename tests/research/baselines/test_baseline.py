@@ -15,9 +15,6 @@ from genius_search.data.mbeir import MBeir
 from genius_search.errors import UsageError
 from genius_search.model import Genius
 from genius_search.progress import Silent
-from genius_search.records import did_of
-from genius_search.training.codebooks import encode_features
-from genius_search.training.records import embed_pool
 from research.baselines.generative import (
     BaselineConfig,
     fit_baseline,
@@ -25,7 +22,7 @@ from research.baselines.generative import (
     main,
 )
 from research.evaluate import evaluate
-from research.id_files import write_id_file
+from research.id_files import main as export_ids
 from research.settings import EvaluationConfig
 
 KINDS = ("grace-numeric", "grace-semantic", "genius", "grace-structured", "irgen")
@@ -103,12 +100,8 @@ def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(work
 def id_file(workspace, tmp_path_factory):
     """The model's own IDs of all candidates, as LETTER would write them."""
     file = tmp_path_factory.mktemp("ids") / "catalogue.index.json"
-    pools = [*workspace.data.training_pools(), *workspace.data.global_pool("test")]
-    features = embed_pool(
-        workspace.data, pools, workspace.model.encoder, file.parent / "features", progress=Silent()
-    )
-    codes = encode_features(workspace.model.codebooks, features).codes
-    write_id_file(file, [did_of(number) for number in features.ids.tolist()], codes)
+    words = [str(workspace.model.folder), str(workspace.data.root), "--training", "--out", str(file)]
+    assert export_ids([*words, "--evaluation", str(workspace.evaluation)]) == 0
     return file
 
 
