@@ -100,7 +100,13 @@ def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(work
 def id_file(workspace, tmp_path_factory):
     """The model's own IDs of all candidates, as LETTER would write them."""
     file = tmp_path_factory.mktemp("ids") / "catalogue.index.json"
-    words = [str(workspace.model.folder), str(workspace.data.root), "--training", "--out", str(file)]
+    words = [
+        str(workspace.model.folder),
+        str(workspace.data.root),
+        "--training",
+        "--out",
+        str(file),
+    ]
     assert export_ids([*words, "--evaluation", str(workspace.evaluation)]) == 0
     return file
 
