@@ -438,7 +438,7 @@ def _evaluate_pool(
                     headline=f"R@{headline}",
                     measures=measures.means,
                     bytes_per_item=found.bytes_per_item,
-                    candidates_touched=found.touched,
+                    num_ranked=found.num_ranked,
                 )
             )
         yield lines

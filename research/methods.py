@@ -171,7 +171,7 @@ class MethodHits(NamedTuple):
     """A ranking for each query."""
     bytes_per_item: float
     """Bytes that have to be stored of each candidate."""
-    touched: float
+    num_ranked: float
     """Candidates that were scored, on average over the queries."""
 
 
@@ -319,7 +319,7 @@ def _search(
         for method, config in configs.items()
     }
     hits: dict[str, list[list[Hit]]] = {method: [] for method in methods}
-    touched = dict.fromkeys(methods, 0)
+    num_ranked = dict.fromkeys(methods, 0)
     for start in range(0, len(queries.qids), SEARCH_BATCH):
         fused = queries.fused[start : start + SEARCH_BATCH]
         beams = {
@@ -342,13 +342,13 @@ def _search(
                     code_vector=fused[query],
                 )
                 hits[method].append(pool.hits(ranked.items, ranked.scores))
-                touched[method] += ranked.touched
+                num_ranked[method] += ranked.num_ranked
     found = []
     for method in methods:
         size = pool.id_bytes
         if BEAM_METHODS[method].rerank == "embeddings":
             size += 2.0 * model.dim + (not BEAM_METHODS[method].is_raw)  # the density is a byte
-        found.append(MethodHits(method, hits[method], size, touched[method] / len(queries.qids)))
+        found.append(MethodHits(method, hits[method], size, num_ranked[method] / len(queries.qids)))
     return found
 
 

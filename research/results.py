@@ -58,7 +58,7 @@ class ResultRow:
     """``R@5``, ``recall@5``, ``MRR``, ``R-precision``, ``nDCG@10``, …"""
     bytes_per_item: float
     """Bytes that the method keeps of each candidate."""
-    candidates_touched: float
+    num_ranked: float
     """Candidates that it scored for a query, on average."""
 
     @property
@@ -112,7 +112,7 @@ def averages(rows: Sequence[ResultRow]) -> list[ResultRow]:
                         headline="headline",
                         measures=scores.dropna(axis=1).mean().to_dict(),
                         bytes_per_item=sum(row.bytes_per_item for row in own) / tasks,
-                        candidates_touched=sum(row.candidates_touched for row in own) / tasks,
+                        num_ranked=sum(row.num_ranked for row in own) / tasks,
                     )
                 )
     return in_order(found)
@@ -151,7 +151,7 @@ def task_tables(rows: Sequence[ResultRow]) -> list[Table]:
     groups: dict[str, list[tuple[Cell, ...]]] = {}
     ordered = [*in_order(rows), *averages(rows)]
     for row in ordered:
-        costs = (row.bytes_per_item, row.candidates_touched)
+        costs = (row.bytes_per_item, row.num_ranked)
         whole = (
             round(cost) if cost >= 100 or abs(cost - round(cost)) < 0.01 else cost for cost in costs
         )
@@ -165,7 +165,7 @@ def task_tables(rows: Sequence[ResultRow]) -> list[Table]:
             *values[len(FIRST) :],
         )
         groups.setdefault(title, []).append(line)
-    headings = ("method", *FIRST, "of exact", "bytes", "touched", *names[len(FIRST) :])
+    headings = ("method", *FIRST, "of exact", "bytes", "ranked", *names[len(FIRST) :])
     return [
         Table(name="results", title=title, headings=headings, lines=lines, decimals=3)
         for title, lines in groups.items()

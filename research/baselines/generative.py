@@ -441,8 +441,8 @@ def evaluate_baseline(
         for of_row in queries:
             rankings = list(baseline.search(table, of_row.fused, beam=config.beam, k=DEPTH))
             hits = [pool.hits(found.items, found.scores) for found in rankings]
-            touched = sum(found.touched for found in rankings) / max(1, len(rankings))
-            yield [MethodHits(rival.kind, hits, table.nbytes / len(pool), touched)]
+            num_ranked = sum(found.num_ranked for found in rankings) / max(1, len(rankings))
+            yield [MethodHits(rival.kind, hits, table.nbytes / len(pool), num_ranked)]
 
     rows = evaluate_pools(
         data,

@@ -1,4 +1,4 @@
-"""A trained model: encoder, fusion, quantizer and generator, joined by ``model.json``."""
+"""A model: encoder, fusion, quantizer and perhaps a generator, joined by ``model.json``."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ class Genius:
 
     def compiled_search_for(self, config: SearchSettings) -> CompiledSearch | None:
         """Return the compiled search, which finds the same as :meth:`decoder_for`, if possible."""
-        return self._compiled_generator if self.uses_generator(config) else self._compiled_router
+        return self._compiled_generator if self.uses_generator(config) else self._compiled_search
 
     @cached_property
     def _compiled_generator(self) -> CompiledSearch | None:
@@ -347,7 +347,7 @@ class Genius:
         return None if packed is None else open_compiled_search(self.ranker, packed)
 
     @cached_property
-    def _compiled_router(self) -> CompiledSearch | None:
+    def _compiled_search(self) -> CompiledSearch | None:
         return open_compiled_search(self.ranker)
 
     @cached_property

@@ -31,7 +31,7 @@ def test_evaluate_measures_a_model_and_the_index_that_is_made_of_it(trained, tmp
     assert methods == {"search", "generator", "exact"}
     assert len(found["rows"]) == (8 + 1) * len(methods)
     exact = [row for row in found["rows"] if row["method"] == "exact"]
-    assert all(row["touched"] == 1_000 for row in exact)
+    assert all(row["num_ranked"] == 1_000 for row in exact)
     average = {
         row["method"]: row["measures"]["R@10"] for row in found["rows"] if row["row"] == "average"
     }

@@ -94,7 +94,7 @@ def test_the_library_finds_the_items_and_scores_of_the_plain_search(
     settings = dataclasses.replace(searcher.config, candidates=10**6, **changes)
     ranker, evidence = searcher.model.ranker, searcher.snapshot.evidence(searcher.model.ranker)
     evidence.packed_parts = evidence.packed_all = None
-    segments = searcher.snapshot.search_segments
+    segments = searcher.snapshot.searched_segments
     found = open_compiled_search(ranker).search(segments, queries, settings, evidence)
     evidence.packed_parts = evidence.packed_all = None
     for query, ranking in zip(queries, found, strict=True):
@@ -102,7 +102,7 @@ def test_the_library_finds_the_items_and_scores_of_the_plain_search(
         plain = rank_cells(
             ranker, segments, dataclasses.replace(query, k=10**6), everything, evidence
         )
-        assert ranking.touched == plain.touched == len(plain.items)
+        assert ranking.num_ranked == plain.num_ranked == len(plain.items)
         np.testing.assert_allclose(ranking.scores, plain.scores[: query.k], atol=1e-3)
         scores = dict(zip(locations(plain), plain.scores, strict=True))
         plain_scores = [scores[location] for location in locations(ranking)]
@@ -126,13 +126,13 @@ def test_cells_that_are_left_out_lose_little(library, segments_and_queries, monk
     settings = dataclasses.replace(searcher.config, shortlist=30, margin=3.0)
     ranker, evidence = searcher.model.ranker, searcher.snapshot.evidence(searcher.model.ranker)
     evidence.packed_parts = evidence.packed_all = None
-    segments = searcher.snapshot.search_segments
+    segments = searcher.snapshot.searched_segments
     found = open_compiled_search(ranker).search(segments, queries, settings, evidence)
     evidence.packed_parts = evidence.packed_all = None
     shares = []
     for query, ranking in zip(queries, found, strict=True):
         plain = rank_cells(ranker, segments, query, settings, evidence)
-        assert ranking.touched <= plain.touched
+        assert ranking.num_ranked <= plain.num_ranked
         if len(plain.items):
             shares.append(np.mean(ranking.scores >= plain.scores[: len(ranking.scores)] - 1e-3))
     assert np.mean(shares) > 0.8

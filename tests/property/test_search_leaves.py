@@ -148,7 +148,7 @@ def test_what_lies_under_the_beams_is_ordered_as_by_brute_force(plain, rerank, s
                 )
             )
             mine = {entry[:3]: entry[3:] for entry in entries}
-            assert answer.touched == len(entries)
+            assert answer.num_ranked == len(entries)
             assert len(set(given)) == len(given)
             assert mine.keys() >= set(given)
             if rerank == "codes":

@@ -70,7 +70,7 @@ def test_beams_over_the_whole_pool_find_alike_whoever_leads_them(model, pool, qu
     found = find_hits(model, pool, queries, beam=500)
     for by in ("codes", "embeddings"):
         assert ordered(found[f"routing+{by}"]) == ordered(found[f"generative+{by}"])
-    assert {one.touched for one in found.values()} == {150.0}
+    assert {one.num_ranked for one in found.values()} == {150.0}
 
 
 def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, queries):

@@ -17,14 +17,14 @@ ROW = ResultRow(
     headline="R@5",
     measures={"recall@5": 0.5, "R@10": 0.9, "R@5": 0.8, "R@1": 0.6, "MRR": 0.7},
     bytes_per_item=3072.0,
-    candidates_touched=12_000.0,
+    num_ranked=12_000.0,
 )
 GENERATIVE = replace(
     ROW,
     method="generative",
     measures={"R@1": 0.3, "R@5": 0.6, "R@10": 0.7},
     bytes_per_item=12.25,
-    candidates_touched=61.0,
+    num_ranked=61.0,
 )
 
 

@@ -464,12 +464,12 @@ def print_explanation(explanation: Explanation, index: Index, *, as_json: bool) 
         print("Excluded: the item has another modality, or does not meet a condition.")
     elif explanation.rank is not None:
         print(
-            f"Found: rank {explanation.rank:,} of {explanation.touched:,} ranked items, "
+            f"Found: rank {explanation.rank:,} of {explanation.num_ranked:,} ranked items, "
             f"score {explanation.score:.4f}."
         )
     else:
         print(
-            f"Not found: the search ranked {explanation.touched:,} items with a beam of "
+            f"Not found: the search ranked {explanation.num_ranked:,} items with a beam of "
             f"{explanation.beam:,}, and the item is not among them; a wider --beam may reach it."
         )
 

@@ -280,7 +280,9 @@ class Evaluate(DeviceOptions, JsonOption):
         lines = []
         for row in evaluation.rows:
             values = (f"{row.measures[name]:.3f}" for name in TABLE_MEASURES)
-            lines.append((row.row, row.method, f"{row.queries:,}", *values, f"{row.touched:,.0f}"))
+            lines.append(
+                (row.row, row.method, f"{row.queries:,}", *values, f"{row.num_ranked:,.0f}")
+            )
         columns = ("row", "method", "queries", *TABLE_MEASURES, "scored")
         print_table(columns, lines, left=columns[:2])
 

@@ -46,7 +46,7 @@ class CandidateSearch:
 
     @cached_property
     def _alive(self) -> Restriction:
-        return tuple(segment.alive for segment in self._snapshot.search_segments)
+        return tuple(segment.alive for segment in self._snapshot.searched_segments)
 
     @cached_property
     def _evidence(self) -> Evidence:
@@ -64,7 +64,7 @@ class CandidateSearch:
         return search_segments(
             lambda: self._model.decoder_for(settings),
             self._compiled,
-            self._snapshot.search_segments,
+            self._snapshot.searched_segments,
             queries,
             settings,
             self._evidence,
@@ -86,7 +86,7 @@ class CandidateSearch:
         ``settings`` are those of the first search, by default those of this object.
         """
         minimums = [at_least] * len(queries) if isinstance(at_least, int) else at_least
-        num_hits = [*map(self._num_ranked, queries, minimums)]
+        num_hits = [*map(self._num_candidates, queries, minimums)]
         settings = settings or self._settings
         rankings = [*self._rank_once(queries, num_hits, settings)]
         last_rankings = dict(enumerate(rankings))
@@ -113,7 +113,7 @@ class CandidateSearch:
             for ranking, count in zip(rankings, num_hits, strict=True)
         ]
 
-    def _num_ranked(self, query: EncodedQuery, at_least: int) -> int:
+    def _num_candidates(self, query: EncodedQuery, at_least: int) -> int:
         """Return how many items to rank for a query."""
         depth = 0 if query.words is None else RANGE_DEPTH + 1
         return min(max(query.k, at_least, depth), self._snapshot.num_rows)
@@ -128,19 +128,19 @@ class CandidateSearch:
         self, query: EncodedQuery, ranking: Candidates, settings: SearchSettings
     ) -> bool:
         """Return whether a search with these settings has ranked all that the query allows."""
-        if settings.rerank == "embeddings" and 0 < settings.shortlist < ranking.touched:
+        if settings.rerank == "embeddings" and 0 < settings.shortlist < ranking.num_ranked:
             return False
         num_rows = self._snapshot.num_rows
         are_candidates = settings.rerank != "none" and settings.candidates >= num_rows
         return (
             are_candidates
             or self._beam(query, settings) >= num_rows
-            or ranking.touched >= self._num_allowed(query)
+            or ranking.num_ranked >= self._num_allowed(query)
         )
 
     def _num_allowed(self, query: EncodedQuery) -> int:
         """Return the number of items and passages that the conditions of a query allow."""
-        pairs = zip(self._snapshot.search_segments, query.restriction or self._alive, strict=True)
+        pairs = zip(self._snapshot.searched_segments, query.restriction or self._alive, strict=True)
         return sum(
             segment.table.num_items if allowed is None else int(allowed.items.sum())
             for segment, allowed in pairs

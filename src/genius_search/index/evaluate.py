@@ -143,7 +143,7 @@ class Evaluated(NamedTuple):
     """Number of queries."""
     measures: dict[str, float]
     """Name of a measure -> mean over the queries, as in :class:`Measures`."""
-    touched: float
+    num_ranked: float
     """Mean number of items that were scored for a query."""
 
 
@@ -196,16 +196,16 @@ def evaluate_index(
         progress.begin(f"evaluate {row.name}", len(queries) * len(methods))
         for number, (method, config) in enumerate(methods.items()):
             rankings: list[list[str]] = []
-            touched = 0.0
+            num_ranked = 0.0
             searcher = SnapshotSearcher(model, snapshot, config)
             for result in _search_in_batches(searcher, queries):
                 rankings.append([hit.id for hit in result.hits])
-                touched += result.touched
+                num_ranked += result.num_ranked
                 progress.advance(number * len(queries) + len(rankings), {})
             means = measure(qrels, dict(zip(qrels, rankings, strict=True))).means
             task = task_name(row.task_id)
-            mean_touched = touched / len(queries)
-            results.append(Evaluated(row.name, task, method, len(queries), means, mean_touched))
+            mean_ranked = num_ranked / len(queries)
+            results.append(Evaluated(row.name, task, method, len(queries), means, mean_ranked))
     if not results:
         raise BadData(
             f"none of the {left_out} queries of {data.root} (split {split}) has a right answer in "
@@ -289,7 +289,7 @@ def _averages(rows: Sequence[Evaluated]) -> list[Evaluated]:
                     name: _mean(row.measures[name] for row in rows_of_method)
                     for name in rows_of_method[0].measures
                 },
-                touched=_mean(row.touched for row in rows_of_method),
+                num_ranked=_mean(row.num_ranked for row in rows_of_method),
             )
         )
     return averages

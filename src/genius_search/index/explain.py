@@ -72,7 +72,7 @@ class Explanation:
     rank: int | None
     """Rank among all items under the beams, before any is raised; None if it was not reached."""
     score: float | None
-    touched: int
+    num_ranked: int
     """Number of items under the beams."""
     beam: int
     """Beam width."""
@@ -111,7 +111,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str | i
             passage = Location(location.segment, int(ranking.items[position]))
             codes = _codes_at(searcher, passage)
         levels = follow_id(
-            snapshot.search_segments,
+            snapshot.searched_segments,
             codes,
             score_codes(searcher, query.fused, codes, query.level0),
             level0=query.level0,
@@ -124,7 +124,7 @@ def explain(searcher: SnapshotSearcher, request: SearchRequest, item_id: str | i
             is_allowed=_is_allowed(query, location, codes[0]),
             rank=None if position is None else 1 + position,
             score=None if position is None else float(ranking.scores[position]),
-            touched=ranking.touched,
+            num_ranked=ranking.num_ranked,
             beam=max(query.beam or searcher.config.beam, query.k),
             levels=levels,
             raised_by=_choices_of_item(searcher, query, item, location),

@@ -255,7 +255,7 @@ class HitSettings(NamedTuple):
     """Settings that the values of hits depend on."""
 
     num_levels: int
-    """Number of semantic codes in an ID."""
+    """Number of codes in an ID."""
     decodes: bool
     """Whether a generator computed log-probabilities."""
     least_scores: dict[str, float]

@@ -1221,7 +1221,7 @@ class Index:
     def settings(self) -> SearchSettings:
         """Default search settings, which the ``config`` of a search changes.
 
-        They are those of :func:`genius_search.config.default_search`. Without a generator, or with
+        See :func:`genius_search.index.settings.default_settings`. Without a generator, or with
         codebooks that were fitted to the pool, hits are ranked by fused embeddings if the index
         stores them.
         """

@@ -35,7 +35,7 @@ class ModalityHits(NamedTuple):
 
     scores: Sequence[float]
     """Scores as hits show them; they break ties."""
-    compared_scores: Sequence[float]
+    comparable_scores: Sequence[float]
     """Scores that are compared with other modalities, where common words do not count."""
     best_scores: Sequence[float]
     """The best scores by meaning, at most :data:`COMPARABLE_RANK`; empty for log-probabilities."""
@@ -51,7 +51,7 @@ class ModalityHits(NamedTuple):
     @staticmethod
     def of_hits(
         hits: Sequence[SearchHit],
-        compared_scores: Sequence[float],
+        comparable_scores: Sequence[float],
         best_scores: Sequence[float] = (),
     ) -> ModalityHits:
         """Return the columns of complete hits, such as those from the shards of a cluster."""
@@ -59,9 +59,9 @@ class ModalityHits(NamedTuple):
         excesses = [hit.excess for hit in hits if hit.excess is not None]
         return ModalityHits(
             scores=[hit.score for hit in hits],
-            compared_scores=compared_scores,
+            comparable_scores=comparable_scores,
             best_scores=best_scores,
-            is_same=[score >= SAME_ITEM_COSINE for score in compared_scores],
+            is_same=[score >= SAME_ITEM_COSINE for score in comparable_scores],
             probabilities=probabilities if len(probabilities) == len(hits) else None,
             excesses=excesses if len(excesses) == len(hits) else None,
         )
@@ -124,7 +124,7 @@ def _order_values(
     if all(modality.probabilities is not None for modality in nonempty):
         return sorted(hits.probabilities or (), reverse=True)
     if by_score:
-        return sorted(hits.compared_scores, reverse=True)
+        return sorted(hits.comparable_scores, reverse=True)
     if any(modality.excesses is None for modality in nonempty):
         return [0.0] * len(hits.scores)
     excesses = sorted(hits.excesses or (), reverse=True)

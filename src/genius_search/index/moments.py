@@ -42,7 +42,7 @@ class ProductSpread:
 
     def __init__(self, ranker: CodeRanker, snapshot: Snapshot) -> None:
         self._ranker = ranker
-        self._segments = snapshot.search_segments
+        self._segments = snapshot.searched_segments
         self._pooled: dict[frozenset[int], Moments] = {}
         self._lock = free_in_children(Lock())
 

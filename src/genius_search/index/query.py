@@ -3,7 +3,8 @@
 ::
 
     SearchRequest --encode.py-----> EncodedQuery: vectors and limits, one for each modality
-                  --candidates.py-> Candidates: ranked rows with the scores of the search
+                  --candidates.py-> Candidates: ranked rows with the scores of the search; items
+                                    with words of the query, which it missed, are searched again
                   --score.py------> Candidates raised by choices and words
                   --merge.py------> Candidates of all modalities in one order
                   --hits.py-------> Hits, whose items are read when they are asked for
@@ -15,7 +16,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -36,7 +37,7 @@ from genius_search.index.request import SearchRequest, Vector
 from genius_search.index.score import (
     RANGE_DEPTH,
     add_probabilities,
-    compared_scores,
+    comparable_scores,
     concatenate,
     find_excess,
     raise_chosen,
@@ -61,8 +62,13 @@ class SearchResult(NamedTuple):
 
     hits: list[SearchHit]
     """Best first."""
-    touched: int
-    """Number of items under all beams."""
+    num_ranked: int
+    """Number of items that were ranked by codes."""
+
+
+RankedQuery: TypeAlias = tuple[EncodedQuery, Candidates, float]
+"""A query, its candidates, and the best score minus the hundredth, by which words raise items; 0 if
+there are no words."""
 
 
 class SnapshotSearcher:
@@ -185,8 +191,11 @@ class SnapshotSearcher:
             return [SearchResult([], 0) for _ in queries]
         with check_files_on_error(self.snapshot):
             return [
-                SearchResult(self._hits_of(parts), sum(part[1].touched for part in parts))
-                for parts in self._rank_requests(queries)
+                SearchResult(
+                    self._hits_of(ranked),
+                    sum(candidates.num_ranked for _, candidates, _ in ranked),
+                )
+                for ranked in self._rank(queries)
             ]
 
     def _find_hits(self, queries: Sequence[Sequence[EncodedQuery]]) -> list[list[SearchHit]]:
@@ -194,13 +203,13 @@ class SnapshotSearcher:
         if not queries or not self.snapshot.segments:
             return [[] for _ in queries]
         with check_files_on_error(self.snapshot):
-            return [self._hits_of(parts) for parts in self._rank_requests(queries)]
+            return [self._hits_of(ranked) for ranked in self._rank(queries)]
 
-    def _rank_requests(
-        self, requests: Sequence[Sequence[EncodedQuery]]
-    ) -> Iterator[list[tuple[EncodedQuery, Candidates, float]]]:
-        """Yield the queries of each request, with their candidates and ranges of scores."""
-        queries = [*chain.from_iterable(requests)]
+    def _rank(
+        self, queries_of_requests: Sequence[Sequence[EncodedQuery]]
+    ) -> Iterator[list[RankedQuery]]:
+        """Yield the queries of each request, one for each modality, with their candidates."""
+        queries = [*chain.from_iterable(queries_of_requests)]
         if self.choices is not None:
             all_shares = self.choices.shares(np.stack([query.feature for query in queries]))
             queries = [
@@ -210,7 +219,9 @@ class SnapshotSearcher:
         # A calibration reads the lead of the first hit over the second; merging, the excess.
         minimum = 1 if self._calibration is None else 2
         at_least = [
-            minimum if len(parts) == 1 else RANGE_DEPTH + 1 for parts in requests for _ in parts
+            minimum if len(of_request) == 1 else RANGE_DEPTH + 1
+            for of_request in queries_of_requests
+            for _ in of_request
         ]
         candidates = self._candidates.rank(queries, at_least)
         ranges = [0.0] * len(queries)
@@ -218,14 +229,14 @@ class SnapshotSearcher:
             ranges = self._candidates.measure_ranges(queries, candidates)
             candidates = self._candidates.add_raised(queries, candidates, ranges)
         ranked = zip(queries, candidates, ranges, strict=True)
-        for parts in requests:
-            yield [*islice(ranked, len(parts))]
+        for of_request in queries_of_requests:
+            yield [*islice(ranked, len(of_request))]
 
-    def _hits_of(self, parts: Sequence[tuple[EncodedQuery, Candidates, float]]) -> list[SearchHit]:
+    def _hits_of(self, ranked: Sequence[RankedQuery]) -> list[SearchHit]:
         """Return the hits of a request: of one query, or of a query for each modality."""
-        query, candidates, score_range = parts[0]
-        if len(parts) > 1:
-            candidates = self._merge(parts)
+        query, candidates, score_range = ranked[0]
+        if len(ranked) > 1:
+            candidates = self._merge(ranked)
         elif self._needs_scores(query, candidates):
             matches = self._match_words(query, candidates)
             candidates = self._score(query, candidates, matches, score_range)
@@ -262,16 +273,16 @@ class SnapshotSearcher:
             return add_probabilities(candidates, search_scores, self._calibration, matches)
         return candidates
 
-    def _merge(self, parts: Sequence[tuple[EncodedQuery, Candidates, float]]) -> Candidates:
+    def _merge(self, ranked: Sequence[RankedQuery]) -> Candidates:
         """Return the best candidates of a request that became a query for each modality."""
         all_best = []
         modalities = []
-        for query, candidates, score_range in parts:
+        for query, candidates, score_range in ranked:
             matches = self._match_words(query, candidates)
             scored = self._score(query, candidates, matches, score_range)
             if self.config.rerank != "none":
-                compared = compared_scores(scored)
-                excess = find_excess(candidates.scores, compared, candidates.touched)
+                compared = comparable_scores(scored)
+                excess = find_excess(candidates.scores, compared, candidates.num_ranked)
                 scored = scored._replace(excess=excess)
             best = top_k(scored, query.k, matches)
             all_best.append(best)
@@ -279,7 +290,7 @@ class SnapshotSearcher:
             modalities.append(self._modality_hits(query, scored, best, num_pinned))
         counts = [len(best.items) for best in all_best]
         first_rows = np.cumsum([0, *counts[:-1]])
-        k = parts[0][0].k
+        k = ranked[0][0].k
         # A video may be found twice: by a frame, which is an image, and by a subtitle, a text.
         has_moments = self.snapshot.has_moments
         origins = merge_modalities(modalities, sum(counts) if has_moments else k)
@@ -298,7 +309,7 @@ class SnapshotSearcher:
         if self.config.rerank != "none":
             meaning = scores_by_meaning(candidates)
             best_scores = np.sort(meaning)[::-1][:COMPARABLE_RANK].tolist()
-        compared = compared_scores(best)
+        compared = comparable_scores(best)
         is_same = compared >= SAME_ITEM_COSINE
         if self.config.rerank == "codes":  # in which the query's own item scores less than 1
             cosines = self._code_cosines(query, best.take(slice(COMPARABLE_RANK)))
@@ -308,7 +319,7 @@ class SnapshotSearcher:
             probabilities = None
         return ModalityHits(
             scores=best.scores.tolist(),
-            compared_scores=compared.tolist(),
+            comparable_scores=compared.tolist(),
             best_scores=best_scores,
             is_same=is_same.tolist(),
             num_pinned=num_pinned,

@@ -69,7 +69,7 @@ def raise_words(candidates: Candidates, matches: WordMatches, score_range: float
     return candidates._replace(
         scores=meaning + score_range * matches.shares,
         meaning=meaning,
-        compared=meaning + score_range * matches.rare_shares,
+        comparable=meaning + score_range * matches.rare_shares,
     )
 
 
@@ -111,9 +111,9 @@ def scores_by_meaning(candidates: Candidates) -> Float[np.ndarray, " hits"]:
     return candidates.scores if candidates.meaning is None else candidates.meaning
 
 
-def compared_scores(candidates: Candidates) -> Float[np.ndarray, " hits"]:
+def comparable_scores(candidates: Candidates) -> Float[np.ndarray, " hits"]:
     """Return the scores that are compared with other modalities."""
-    return candidates.scores if candidates.compared is None else candidates.compared
+    return candidates.scores if candidates.comparable is None else candidates.comparable
 
 
 def top_k(candidates: Candidates, k: int, matches: WordMatches | None = None) -> Candidates:
@@ -141,9 +141,9 @@ def concatenate(parts: Sequence[Candidates]) -> Candidates:
     for other in parts[1:]:
         joined = append_candidates(joined, other)
     return joined._replace(
-        touched=sum(part.touched for part in parts),
+        num_ranked=sum(part.num_ranked for part in parts),
         meaning=np.concatenate([scores_by_meaning(part) for part in parts]),
-        compared=np.concatenate([compared_scores(part) for part in parts]),
+        comparable=np.concatenate([comparable_scores(part) for part in parts]),
         probabilities=_join_columns(parts, [part.probabilities for part in parts]),
         excess=_join_columns(parts, [part.excess for part in parts]),
     )
@@ -192,7 +192,7 @@ def find_excess(
     raised
         scores whose excess is returned; words and choices may have raised them.
     num_items
-        number of the items of the modality.
+        number of the modality's items that the search ranked.
 
     Returns
     -------

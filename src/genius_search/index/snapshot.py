@@ -256,14 +256,14 @@ class Snapshot:
         return (item.id for item, _ in self.alive())
 
     @cached_property
-    def search_segments(self) -> list[SearchSegment]:
+    def searched_segments(self) -> list[SearchSegment]:
         """The ID tables of the segments, with the items that are not deleted."""
-        search_segments = []
+        searched_segments = []
         for segment in self.segments:
             mask = segment.alive_mask()
             allowed = None if mask is None else segment.allow(mask)
-            search_segments.append(SearchSegment(segment.table, allowed, segment.fine))
-        return search_segments
+            searched_segments.append(SearchSegment(segment.table, allowed, segment.fine))
+        return searched_segments
 
     def evidence(self, ranker: CodeRanker) -> Evidence:
         """Return the arrays that hits are re-ranked with.

@@ -404,7 +404,7 @@ static inline __attribute__((always_inline)) int scan_part(CellScan *scan, int64
       if (from > 0) mask &= 0xffffu << from;
       if (allowed) mask &= allowed[block];
       if (!mask) continue;
-      w->touched += __builtin_popcount(mask);
+      w->num_ranked += __builtin_popcount(mask);
       waiting = add_unit(units, waiting, block, cells[c], mask, base);
       if (waiting < UNITS) continue;
       waiting = flush_units(scan, number, units, waiting, 0, codes);

@@ -271,7 +271,7 @@ static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t 
   if (!part->words) {
     int64_t items = count_items(part, low, high);
     if (items < 0) return DAMAGED;
-    w->touched += items;
+    w->num_ranked += items;
     while (low < high) {
       int64_t size = high - low < BLOCK - scan->count ? high - low : BLOCK - scan->count;
       for (int64_t i = 0; i < size; i++) {
@@ -291,12 +291,12 @@ static inline __attribute__((always_inline)) int scan_range(Scan *scan, int64_t 
     if (high < first + 64) bits &= ~0ull >> (first + 64 - high);
     if (part->table->bucket_starts[last] - part->table->bucket_starts[first] ==
         last - first) { /* an item for each ID */
-      w->touched += __builtin_popcountll(bits);
+      w->num_ranked += __builtin_popcountll(bits);
     } else {
       for (uint64_t remaining = bits; remaining; remaining &= remaining - 1) {
         int64_t row = first + __builtin_ctzll(remaining), items = count_items(part, row, row + 1);
         if (items < 0) return DAMAGED;
-        w->touched += items;
+        w->num_ranked += items;
       }
     }
     for (; bits; bits &= bits - 1) {

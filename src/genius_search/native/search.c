@@ -76,7 +76,7 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
   Result *results = w->result_buffer.at;
   for (int64_t q = 0; q < n; q++, queries += m->dim) {
     int64_t before = w->num_hits;
-    w->touched = 0;
+    w->num_ranked = 0;
     w->parts = parts + requests[q].first_part;
     if (!matches_model(m, requests + q, w->parts, num_parts)) return DAMAGED;
     float factor;
@@ -112,7 +112,7 @@ API int search(const Model *m, const Part *parts, int64_t num_parts, const Reque
                (float *)w->gained.at + ((Hit *)w->hit_buffer.at)[i].beam * levels,
                (size_t)decoded * sizeof(float));
     }
-    results[q] = (Result){w->num_hits - before, w->touched};
+    results[q] = (Result){w->num_hits - before, w->num_ranked};
   }
   w->hits = w->hit_buffer.at;
   w->decoded = w->decoded_buffer.at;

@@ -153,7 +153,7 @@ typedef struct {
 /* The result of one query. */
 typedef struct {
   int64_t num_hits;
-  int64_t touched; /* items under the beams */
+  int64_t num_ranked; /* items under the beams, or of the scanned cells */
 } Result;
 
 typedef struct {
@@ -201,7 +201,7 @@ typedef struct {
   Buffer short_query, packed_query; /* the query in 16 bits; and as packed rows multiply it */
   Buffer scores;                    /* of hits by their embeddings */
   Buffer cells, bases, kept, sums;  /* of the scan of cells */
-  int64_t rows, below, num_children, num_keys, num_leaves, num_hits, touched;
+  int64_t rows, below, num_children, num_keys, num_leaves, num_hits, num_ranked;
   int64_t first_token; /* of the frontier */
 } Work;
 

@@ -178,7 +178,7 @@ def rank_cells(
     ]
     numbers = np.arange(len(parts)).repeat([len(part.items) for part in parts])
     items, rows, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
-    touched = len(items)
+    num_ranked = len(items)
     is_compared = config.rerank == "embeddings"
     if is_compared and config.shortlist:
         best = np.argsort(-scores, kind="stable")[: max(query.k, config.shortlist)]
@@ -204,7 +204,7 @@ def rank_cells(
         scores=scores[best] / np.float32(factor),
         beams=np.zeros(len(best), dtype=np.int64),
         log_probabilities=np.full((len(best), len(ranker.tables())), np.nan, dtype=np.float32),
-        touched=touched,
+        num_ranked=num_ranked,
     )
 
 

@@ -1,10 +1,10 @@
-"""From encoded queries to ranked items, by the compiled library or by PyTorch.
+"""From encoded queries to ranked items, by the compiled library, NumPy or PyTorch.
 
-The library (``native/search.c``) returns the results of
-:func:`genius_search.search.beam.find_beams` and :func:`genius_search.search.beam.rank_items`, with
-equal scores up to rounding, in a small part of the time. PyTorch searches with the settings and
-tables that the library does not support. The structures in this module mirror those of search.c,
-field by field.
+The library (``native/search.c``) returns, up to the rounding of scores, the results of
+:func:`genius_search.search.cells.rank_cells` for IDs with fine codes, and otherwise those of
+:func:`genius_search.search.beam.find_beams` and :func:`genius_search.search.beam.rank_items`. These
+replace it where it is missing, or does not support the settings and tables. The structures in this
+module mirror those of search.c, field by field.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ HIT_TYPE: Final = np.dtype(
 )
 """The structure Hit of search.c."""
 RESULT_BYTES: Final = 16
-"""Size of the structure Result of search.c: two 64-bit integers, num_hits and touched."""
+"""Size of the structure Result of search.c: two 64-bit integers, num_hits and num_ranked."""
 
 
 def search_segments(
@@ -351,7 +351,7 @@ class CompiledSearch:
     ) -> list[Candidates]:
         """Find the best items for each query, by codes or by stored embeddings.
 
-        A batch is searched by several threads; see :func:`search_segments`.
+        A batch is searched by several threads.
         """
         threads = len(queries) // MIN_QUERIES_PER_THREAD
         if threads > 1:
@@ -684,14 +684,14 @@ def _pack_table(table: IdTable) -> _PackedTable:
 def _read_candidates(work: _Work, num_queries: int, num_levels: int) -> list[Candidates]:
     """Copy the hits of queries out of the memory of their search."""
     results = ctypes.string_at(work.results, num_queries * RESULT_BYTES)
-    counts = memoryview(results).cast("q").tolist()  # hits and touched items, query by query
+    counts = memoryview(results).cast("q").tolist()  # hits and ranked items, query by query
     num_hits = sum(counts[::2])
     hits = np.frombuffer(ctypes.string_at(work.hits, num_hits * HIT_TYPE.itemsize), HIT_TYPE)
     decoded = np.frombuffer(ctypes.string_at(work.decoded, num_hits * num_levels * 4), np.float32)
     decoded = decoded.reshape(num_hits, num_levels)
     all_candidates = []
     start = 0
-    for count, touched in zip(counts[::2], counts[1::2], strict=True):
+    for count, num_ranked in zip(counts[::2], counts[1::2], strict=True):
         rows = slice(start, start + count)
         start += count
         part = hits[rows]
@@ -703,7 +703,7 @@ def _read_candidates(work: _Work, num_queries: int, num_levels: int) -> list[Can
                 part["score"],
                 part["beam"],
                 decoded[rows],
-                touched,
+                num_ranked,
             )
         )
     return all_candidates

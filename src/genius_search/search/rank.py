@@ -124,7 +124,7 @@ class SearchQuery:
 
 
 class Candidates(NamedTuple):
-    """The ranked items of one query, best first; row i of each column is about item i.
+    """The ranked items of one query, best first: a row for each.
 
     A search fills the first seven fields. An index raises items by choices and words, and fills the
     others (:mod:`genius_search.index.score`). An example with one choice and one rare word::
@@ -147,11 +147,12 @@ class Candidates(NamedTuple):
     """Beam that each item was found under."""
     log_probabilities: Float32[np.ndarray, "hits levels"]
     """Log-probabilities of the codes of each item's beam; NaN for levels that were not decoded."""
-    touched: int
-    """Number of items under all beams, before the best k were taken."""
+    num_ranked: int
+    """Number of items that the search ranked by codes, before the best k were taken: those under
+    its beams, or those of the cells that it scanned."""
     meaning: Float[np.ndarray, " hits"] | None = None
     """Scores raised by choices alone; None if words raise no item."""
-    compared: Float[np.ndarray, " hits"] | None = None
+    comparable: Float[np.ndarray, " hits"] | None = None
     """Scores that are compared with other modalities: raised by choices and rare words. None if
     words raise no item."""
     probabilities: Float64[np.ndarray, " hits"] | None = None

@@ -60,7 +60,7 @@ def test_search_finds_items_of_the_pool_each_once_best_first(workspace, tmp_path
     for found in rival.search(index, torch.randn(3, workspace.model.dim), beam=10, k=7):
         assert len(found.items) == len(set(found.items.tolist())) == 7
         assert (np.diff(found.scores) <= 0).all()
-        assert found.touched >= 7
+        assert found.num_ranked >= 7
 
 
 @pytest.mark.parametrize("kind", ["grace-string", "nci"])

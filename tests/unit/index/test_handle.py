@@ -146,7 +146,7 @@ def test_changes_are_seen_where_files_have_no_times(index, monkeypatch):
         for file in index.folder.rglob("*"):
             os.utime(file, (0, 0))
         assert len(reader) == 299 - number
-        assert len(reader._current_searcher().choices._searcher.snapshot.search_segments) > 0
+        assert len(reader._current_searcher().choices._searcher.snapshot.searched_segments) > 0
         assert reader._current_searcher().choices._searcher.snapshot.num_alive == number + 1
 
 

@@ -219,7 +219,7 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(
     monkeypatch.setitem(model.codebooks.weights, "spreads", spreads)
     monkeypatch.setattr(model, "coder", Coder(model.codebooks))
     made = Index.create(tmp_path / "index", pool, model=model, embeddings=kind)
-    (table,) = (part.table for part in made._snapshot.search_segments)
+    (table,) = (part.table for part in made._snapshot.searched_segments)
     levels, weight = model.num_levels, 0.25
     of_ids = {tuple(row[:levels]): row[levels + 1] for row in table.ids.tolist()}
     of_items = made._snapshot.evidence(model.ranker).densities

@@ -54,7 +54,7 @@ def test_without_re_ranking_the_generators_order_stays_and_the_typical_come_firs
     assert answer.scores.tolist() == [-1.0, -1.0, -2.0, -2.0, -3.0]
     assert answer.beams.tolist() == [0, 0, 1, 1, 2]
     assert answer.segments.tolist() == [0] * 5
-    assert answer.touched == 5
+    assert answer.num_ranked == 5
 
 
 def test_items_of_an_id_in_several_parts_stand_together_part_after_part(segment, other):

@@ -157,9 +157,9 @@ function Explanation({ item, state }) {
 }
 
 /** Describe the rank of the item, or why it has none. */
-function outcome({ is_allowed: isAllowed, rank, touched, beam }) {
+function outcome({ is_allowed: isAllowed, rank, num_ranked: numRanked, beam }) {
   if (!isAllowed) return "The filters or the selected modality exclude this item.";
-  const ranked = `${items(touched)} that the search ranked`;
+  const ranked = `${items(numRanked)} that the search ranked`;
   if (rank !== null) return `Rank ${count(rank)} of ${ranked} with a beam of ${count(beam)}.`;
   return `Not among the ${ranked}; a beam wider than ${count(beam)} may reach it.`;
 }
