@@ -217,7 +217,7 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
     facets: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FIELD")
     ] = ()
-    """Count the values of a field; price:0,10,50 counts ranges, price:ranges automatic ones."""
+    """Count a field's values, or ranges: price:0,10."""
 
     group_by: OptionalName = None
     """One hit for each value of a field, content or near."""

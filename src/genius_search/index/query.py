@@ -67,8 +67,8 @@ class SearchResult(NamedTuple):
 
 
 RankedQuery: TypeAlias = tuple[EncodedQuery, Candidates, float]
-"""A query, its candidates, and the best score minus the hundredth, by which words raise items; 0 if
-there are no words."""
+"""A query, its candidates, and the best score minus the hundredth. Words raise items by shares of
+this range; it is 0 if there are no words."""
 
 
 class SnapshotSearcher:

@@ -484,7 +484,10 @@ def _check_form(scope: Scope, headers: Mapping[str, str]) -> None:
         max_bytes = BODY_BYTES
     elif path == ITEMS_PATH:
         max_bytes = JSON_BYTES
-    if _content_length(headers) > (0 if method in SAFE_METHODS else max_bytes):
+    length = _content_length(headers)
+    if method in SAFE_METHODS and length:
+        raise Problem(413, f"a body was sent with {method}; send none, or POST it")
+    if length > max_bytes:
         raise Problem(413, f"the body has more than {max_bytes:,} bytes; send less per request")
 
 

@@ -45,12 +45,11 @@ class FileWatch:
 
     def _check(self) -> None:
         index = self._index
-        damage_before = self.damage
         try:
             snapshot = current_state(index).snapshot
             check(index.folder, snapshot, model_folder=index.model.folder, with_pictures=False)
             self.damage = current_state(index).snapshot.damage
         except Exception as error:  # noqa: BLE001  any error means that the index cannot be read
-            self.damage = str(error)
-            if self.damage != damage_before:
+            if str(error) != self.damage:
                 log.error("%s", error)
+            self.damage = str(error)

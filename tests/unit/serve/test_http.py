@@ -42,7 +42,7 @@ def test_head_is_answered_like_get_without_the_body(client, path):
 
 def test_a_method_that_a_path_does_not_have_is_refused_with_its_methods(client):
     for method, path, allowed in (
-        ("GET", "/v1/search", "POST"),
+        ("DELETE", "/v1/search", "GET, HEAD, POST"),
         ("POST", "/v1/indexes", "GET, HEAD"),
         ("PUT", "/v1/items", "DELETE, GET, HEAD, PATCH, POST"),
         ("XYZZY", "/v1/items", "DELETE, GET, HEAD, PATCH, POST"),
@@ -51,6 +51,11 @@ def test_a_method_that_a_path_does_not_have_is_refused_with_its_methods(client):
         response = client.request(method, path, json={})
         is_problem(response, 405)
         assert response.headers["allow"] == allowed
+
+
+def test_a_body_with_get_is_refused(client):
+    response = client.request("GET", "/v1/search", json={"text": "a kite"})
+    assert "POST" in is_problem(response, 413)["detail"]
 
 
 def test_a_body_may_be_compressed_and_begin_with_a_byte_order_mark(client):
