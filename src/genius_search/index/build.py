@@ -5,10 +5,10 @@ There is one way into an index, whether it is created or added to, from pictures
     pool --find_changes--> PoolChanges: the new and changed items
          --encode--------> features, of the encoder or given as vectors; or those of a stored item
          --encode_items--> batches of items with IDs and embeddings
-         --Writer.add----> a segment
+         --Writer.add----> a segment; a new index gets its first one by Writer.rewrite
 
 An index that is created with an encoder alone has no model yet: :func:`create_index` fits codebooks
-to the features before it computes IDs.
+to the features before it computes IDs. Batches are computed while the writer asks for them.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from genius_search.index.items import Item
 from genius_search.index.learned import CHOSEN_FIELD, read_choices
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
-from genius_search.index.score import count_words, hit_features, query_type
+from genius_search.index.score import hit_features
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import Calibration
 from genius_search.model import Genius
@@ -419,7 +419,7 @@ def min_words_by_query_kind(requests: Iterable[SearchRequest]) -> dict[str, int]
     """Return the minimum number of words in nearly all requests, for each kind of query."""
     word_counts: dict[str, list[int]] = defaultdict(list)
     for request in requests:
-        word_counts[query_type(request)].append(count_words(request))
+        word_counts[request.query_type].append(request.num_words)
     return {
         query_kind: int(np.quantile(counts, WORD_COUNT_QUANTILE, method="lower"))
         for query_kind, counts in word_counts.items()

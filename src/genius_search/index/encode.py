@@ -19,7 +19,7 @@ from genius_search.encoders.contents import encode_contents
 from genius_search.encoders.passages import query_passages
 from genius_search.errors import UsageError
 from genius_search.index.request import SearchPart, SearchRequest, Vector
-from genius_search.index.score import RANGE_DEPTH, count_words, covers_request
+from genius_search.index.score import RANGE_DEPTH, covers_request
 from genius_search.index.snapshot import Location, Snapshot, check_files_on_error
 from genius_search.index.store import Calibration
 from genius_search.index.words import (
@@ -373,7 +373,7 @@ def has_least_scores(request: SearchRequest, words: WordMatches | None) -> bool:
 
     Least scores were measured with texts or vectors as queries, and without conditions.
     """
-    is_name = words is not None and words.has_rare and count_words(request) <= MAX_NAME_WORDS
+    is_name = words is not None and words.has_rare and request.num_words <= MAX_NAME_WORDS
     is_unlike = request.parts or request.image is not None or request.filter is not None
     return not (is_name or is_unlike)
 

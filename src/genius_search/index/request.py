@@ -139,6 +139,21 @@ class SearchRequest:
         object.__setattr__(self, "query", self._collect_parts())
         self._check_parts()
 
+    @property
+    def query_type(self) -> str:
+        """The type of the query: a modality, ``vector``, or ``parts``."""
+        if len(self.query) != 1 or self.parts:
+            return "parts"
+        [part] = self.query
+        if part.vector is not None:
+            return "vector"
+        return Modality.of(has_image=part.image is not None, has_text=bool(part.text)).value
+
+    @property
+    def num_words(self) -> int:
+        """Number of words of the text."""
+        return len((self.text or "").split())
+
     def _check_ranges(self) -> None:
         """Refuse numbers that are out of range, and unknown ways to combine parts."""
         for name, number, minimum in (

@@ -18,7 +18,6 @@ from jaxtyping import Float, Float32, Float64
 from genius_search.index.request import SearchRequest
 from genius_search.index.store import Calibration
 from genius_search.index.words import WordMatches
-from genius_search.records import Modality
 from genius_search.search.rank import Candidates
 
 RANGE_DEPTH: Final = 100
@@ -239,27 +238,12 @@ def hit_features(scores: Float32[np.ndarray, " hits"]) -> Float64[np.ndarray, "h
     return features
 
 
-def query_type(request: SearchRequest) -> str:
-    """Return the type of a request's query: a modality, ``vector``, or ``parts``."""
-    if len(request.query) != 1 or request.parts:
-        return "parts"
-    [part] = request.query
-    if part.vector is not None:
-        return "vector"
-    return Modality.of(has_image=part.image is not None, has_text=bool(part.text)).value
-
-
-def count_words(request: SearchRequest) -> int:
-    """Return the number of words of a request's text."""
-    return len((request.text or "").split())
-
-
 def covers_request(calibration: Calibration, request: SearchRequest) -> bool:
     """Return whether a calibration was measured on queries like this request.
 
     The measured queries had no conditions, which leave out wrong answers. Shorter queries have more
     right answers than the measured ones.
     """
-    fewest_words = calibration.fewest_words.get(query_type(request))
+    fewest_words = calibration.fewest_words.get(request.query_type)
     has_conditions = request.filter is not None
-    return not has_conditions and fewest_words is not None and count_words(request) >= fewest_words
+    return not has_conditions and fewest_words is not None and request.num_words >= fewest_words

@@ -786,9 +786,9 @@ class Writer:
         return len(new_ids), sum(map(len, deleted_rows.values())) - len(delete)
 
     def rewrite(self, manifest: IndexManifest, batches: Iterable[Batch]) -> Snapshot:
-        """Write all items again, with the model and settings of a manifest; return the new state.
+        """Write all items of a new or refitted index, with the model and settings of a manifest.
 
-        Nothing changes until :meth:`commit` makes it the state of the index.
+        Nothing changes until :meth:`commit` makes the returned state that of the index.
         """
         segment = _write_new_segment(self.folder, manifest, batches)
         written = manifest.replace(generation=manifest.generation + 1, segments=(segment,))
