@@ -121,13 +121,13 @@ def test_a_file_that_was_not_synced_is_lost(disk):
 
 @pytest.mark.slow
 def test_a_model_that_is_trained_again_is_whole_or_refused_and_its_training_goes_on(
-    disk, trained, monkeypatch
+    disk, retrained, monkeypatch
 ):
-    folder = Path(shutil.copytree(trained.model, disk.folder / "model"))
+    folder = Path(shutil.copytree(retrained.model, disk.folder / "model"))
     os.sync()
     old = Genius.open(folder).fingerprint
     with disk.failing_at_each_rename(monkeypatch):
-        new = fit(MBeir(trained.data), "small", folder, quick(2), progress=Silent()).fingerprint
+        new = fit(MBeir(retrained.data), "small", folder, quick(2), progress=Silent()).fingerprint
     found = []
     for copy in disk.copies:
         with disk.after(copy) as place:
@@ -145,7 +145,7 @@ def test_a_model_that_is_trained_again_is_whole_or_refused_and_its_training_goes
     assert found[-1] == new
     with disk.after(disk.copies[found.index(None)]) as place:
         again = fit(
-            MBeir(trained.data), "small", place / "model", quick(2), progress=Silent()
+            MBeir(retrained.data), "small", place / "model", quick(2), progress=Silent()
         ).fingerprint
         assert again == new
         gc.collect()
