@@ -317,7 +317,12 @@ CELL_SHORTLIST: Final = 200
 """Number of items that are compared by embeddings in pools with fine codes up to
 :data:`MAX_EXHAUSTIVE_POOL`; in larger pools, four times as many."""
 CELL_MARGIN: Final = 3.0
-"""Default margin of pools with fine codes (:attr:`SearchSettings.margin`)."""
+"""Default margin of pools with fine codes (:attr:`SearchSettings.margin`) up to
+:data:`MAX_EXHAUSTIVE_POOL`."""
+CELL_MARGIN_PER_DECADE: Final = 1.0
+"""Increase of the margin when a pool is ten times as large, since the correction for hubs, which
+grows, too, raises items of worse cells. In a million texts, R@5 rises from .537 to .538 (captions)
+and from .524 to .536 (packages), and the time from 279 to 300 and from 415 to 645 µs."""
 MAX_SCANNED_SHARE: Final = 4
 """In pools above :data:`MAX_EXHAUSTIVE_POOL`, at most one item in this many is scanned."""
 
@@ -335,7 +340,7 @@ def default_cell_search(items: int) -> SearchSettings:
         default_search(items),
         candidates=items if is_small else max(MAX_EXHAUSTIVE_POOL, items // MAX_SCANNED_SHARE),
         shortlist=CELL_SHORTLIST if is_small else 4 * CELL_SHORTLIST,
-        margin=CELL_MARGIN,
+        margin=CELL_MARGIN + CELL_MARGIN_PER_DECADE * decades_above_small(items),
     )
 
 
