@@ -321,8 +321,7 @@ CELL_MARGIN: Final = 3.0
 :data:`MAX_EXHAUSTIVE_POOL`."""
 CELL_MARGIN_PER_DECADE: Final = 1.0
 """Increase of the margin when a pool is ten times as large, since the correction for hubs, which
-grows, too, raises items of worse cells. In a million texts, R@5 rises from .537 to .538 (captions)
-and from .524 to .536 (packages), and the time from 279 to 300 and from 415 to 645 µs."""
+grows, too, raises items of worse cells (docs/lab/log.md)."""
 MAX_SCANNED_SHARE: Final = 4
 """In pools above :data:`MAX_EXHAUSTIVE_POOL`, at most one item in this many is scanned."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from genius_search.index.writer import open_writer
 from genius_search.serve import service
 from genius_search.serve.watch import FileWatch
 
+from .conftest import make_index, serving
 from .test_guard import is_problem
 
 
@@ -112,6 +114,18 @@ def test_a_damaged_file_is_told_by_healthz_and_is_not_searched(writable):
         time.sleep(0.02)
     assert writable.get("/healthz").json() == {"status": "damaged"}
     is_problem(writable.post("/v1/search", json={"text": "x"}), 500)
+
+
+def test_files_are_checked_until_the_service_ends(model, tmp_path):
+    def watched() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if str(tmp_path) in thread.name]
+
+    with serving(make_index(tmp_path, model)):
+        assert len(watched()) == 1
+    waited = time.monotonic() + 20
+    while watched() and time.monotonic() < waited:
+        time.sleep(0.02)
+    assert not watched()
 
 
 def test_a_search_whose_conditions_are_slow_delays_no_other(writable, monkeypatch):
