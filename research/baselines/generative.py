@@ -1,8 +1,9 @@
-"""``python -m research.baselines.generative``: a model's decoder trained to write IDs of another kind.
+"""``python -m research.baselines.generative``: a model's decoder, trained to generate other IDs.
 
-The decoder, its size, its input and its training are the model's own, so that a comparison isolates the ID.
-Beside query -> ID it learns item -> ID over the pool that will be searched (DSI's indexing, GRACE's learning
-to memorise): it would hardly write IDs that it has never seen.
+The decoder, its size, its input and its training are those of the model, so that a comparison
+isolates the ID. Besides query -> ID, the decoder learns item -> ID over the pool that will be
+searched (DSI's indexing, GRACE's learning to memorise), because it would hardly generate IDs that
+it has never seen.
 """
 
 from __future__ import annotations
@@ -70,12 +71,12 @@ WEIGHTS: Final = "weights.safetensors"
 NUMBERS: Final = "numbers.npy"
 CODES: Final = "codes.npy"
 VECTOR_KINDS: Final = ("genius", "file")
-"""Kinds of IDs whose codes have vectors that are known without training."""
+"""Kinds of IDs whose codes have vectors without training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineConfig:
-    """Settings of a rival that writes IDs; all others are the model's."""
+    """Settings of a baseline, a decoder that generates other IDs; all others are the model's."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -86,17 +87,18 @@ class BaselineConfig:
     """Passes over the training queries."""
 
     batch_size: Count = 256
-    """Pairs in a batch, and as many items of the pool that will be searched."""
+    """Pairs in a batch, and number of items of the searched pool that are added to it."""
 
     seed: Natural = 0
     """Seed of IDs, initial weights, batches and augmentation."""
 
     id_file: str = ""
-    """With kind file: the IDs of all candidates, as LETTER and MiniOneRec write them (research.id_files)."""
+    """With kind file: the IDs of all candidates, as LETTER and MiniOneRec write them
+    (research.id_files)."""
 
     router: Literal["generator", "geometry"] = "generator"
-    """Train a decoder, or follow code vectors without training. IDs of a file get the vectors that fit the
-    embeddings of their items."""
+    """Train a decoder, or follow code vectors without training. The vectors of a file's codes are
+    fitted to the embeddings of their items."""
 
 
 @dataclass(frozen=True)
@@ -108,17 +110,20 @@ class Baseline:
     """Numbers of the items that have IDs."""
     codes: Int64[Tensor, "items levels"]
 
-    def index(self, numbers: Int64[np.ndarray, " pool"]) -> IdTable:
-        """Return a table of the IDs of the items with these numbers."""
+    def id_table(self, numbers: Int64[np.ndarray, " pool"]) -> IdTable:
+        """Return the table of the IDs of the items with the given numbers."""
         codes = self.codes.numpy()[find_rows(numbers, self.numbers)]
         return IdTable.build(codes, np.zeros(len(codes)))
 
     def search(
         self, table: IdTable, queries: Float[Tensor, "queries dim"], *, beam: int, k: int
     ) -> Iterator[rank.Candidates]:
-        """Yield the ranking of each query, in the generator's order; items are places in the pool.
+        """Yield the ranking of each query, in the generator's order; items are rows of the table.
 
-        ``queries`` are the model's fused embeddings.
+        Parameters
+        ----------
+        queries
+            Fused embeddings, by the model.
         """
         config = dataclasses.replace(PAPER_SEARCH, beam=beam)
         tables = [SearchSegment(table)]
@@ -136,9 +141,9 @@ class TrainingData(NamedTuple):
     pairs: Pairs
     queries: Float[Tensor, "queries dim"]
     items: Candidates
-    """Of the training pool, then others of the pool that will be searched."""
-    indexed: Int64[np.ndarray, " indexed"]
-    """Rows of the pool that will be searched."""
+    """The items of the training pool, then the other items of the searched pool."""
+    searched_rows: Int64[np.ndarray, " searched"]
+    """Rows of ``items`` that belong to the searched pool."""
 
 
 def fit_baseline(
@@ -151,10 +156,10 @@ def fit_baseline(
     evaluation: Path,
     progress: Progress,
 ) -> Baseline:
-    """Give IDs and train the decoder, which takes minutes, or open ``folder`` if that is done.
+    """Assign IDs and train the decoder, which takes minutes; open ``folder`` if it is finished.
 
-    An interrupted training continues at its last checkpoint. Features of the pools of ``split``, which will be
-    searched, are kept in ``evaluation``.
+    An interrupted training continues at its last checkpoint. The features of the pools of
+    ``split``, which will be searched, are stored in ``evaluation``.
     """
     config = validate_settings(config)
     if (config.kind == "file") is not bool(config.id_file):
@@ -175,34 +180,70 @@ def fit_baseline(
     writer = ArtifactWriter(folder, kind=KIND, config=plan, inputs=inputs)
     if writer.finished() is None:
         work = writer.path
-        if settings is None:  # only what is searched needs IDs
-            with_codes = config.kind == "genius"
+        if settings is None:  # only searched items need IDs
             items = _read_pool_items(
-                data, model, split, evaluation, progress, with_codes=with_codes
+                data, model, split, evaluation, progress, with_codes=config.kind == "genius"
             )
-            ids, numbers = _ids_with_vectors(model, config, items), items.numbers
+            ids = _ids_with_vectors(model, config, items)
         else:
-            ids, given = _give_ids(data, model, work, config, settings, split, evaluation, progress)
-            numbers = given.items.numbers
+            ids, training_data = _assign_ids(
+                data, model, work, config, settings, split, evaluation, progress
+            )
+            items = training_data.items
         weights = {f"table.{level}": table for level, table in enumerate(ids.tables or [])}
         if settings is not None:
             codes = torch.from_numpy(ids.codes).long()
-            generator = _train(ids, codes, given, work, config.kind, settings, progress)
+            generator = _train(ids, codes, training_data, work, config.kind, settings, progress)
             weights |= {
                 f"generator.{name}": value for name, value in generator.state_dict().items()
             }
         safetensors.torch.save_file(
             {name: value.contiguous().clone() for name, value in weights.items()}, work / WEIGHTS
         )
-        np.save(work / NUMBERS, numbers)
+        np.save(work / NUMBERS, items.numbers)
         np.save(work / CODES, ids.codes)
         shutil.rmtree(work / "ids", ignore_errors=True)
         writer.finish(facts={"sizes": list(ids.sizes), "common_vocabulary": ids.common_vocabulary})
     return _open_baseline(folder, model.dim, settings)
 
 
+def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
+    """Return the settings of the model's decoder, without dropout and without its guide.
+
+    The guide needs residual codes. IDs are memorised sooner without dropout; the control is trained
+    in the same way.
+    """
+    if model.generator is None:
+        raise UsageError(
+            f"{model.folder} has no generator to compare with; `genius fit` trains one"
+        )
+    decoder = model.generator.config
+    training = dataclasses.replace(
+        decoder.training,
+        epochs=config.epochs,
+        max_steps=0,
+        batch_size=config.batch_size,
+        seed=config.seed,
+    )
+    return dataclasses.replace(
+        decoder,
+        guide="none",
+        softmax="level",
+        dropout=0.0,
+        head="per-level" if config.kind == "nci" else "tied",
+        training=training,
+    )
+
+
+def _pool_files(data: MBeir, split: str) -> list[Path]:
+    """Return the files of all pools that may be searched."""
+    return list(
+        dict.fromkeys([*data.global_pool(split), *(row.local_pool for row in data.rows(split))])
+    )
+
+
 def _open_baseline(folder: Path, dim: int, settings: GeneratorConfig | None) -> Baseline:
-    """Open a fitted baseline; without settings it has no generator."""
+    """Open a fitted baseline; with settings None, it follows code vectors."""
     facts = open_artifact(folder, kind=KIND).facts
     sizes = tuple(facts["sizes"])
     weights = safetensors.torch.load_file(folder / WEIGHTS)
@@ -225,57 +266,24 @@ def _open_baseline(folder: Path, dim: int, settings: GeneratorConfig | None) -> 
     return Baseline(decoder, np.load(folder / NUMBERS), codes)
 
 
-def _pool_files(data: MBeir, split: str) -> list[Path]:
-    """Return the files of all pools that may be searched."""
-    return list(
-        dict.fromkeys([*data.global_pool(split), *(row.local_pool for row in data.rows(split))])
-    )
-
-
-def generator_config(model: Genius, config: BaselineConfig) -> GeneratorConfig:
-    """Return the settings of the model's decoder without its guide, which needs residual codes, and dropout.
-
-    IDs are memorised sooner without dropout; the control is trained in the same way.
-    """
-    if model.generator is None:
-        raise UsageError(
-            f"{model.folder} has no generator to compare with; `genius fit` trains one"
-        )
-    own = model.generator.config
-    training = dataclasses.replace(
-        own.training,
-        epochs=config.epochs,
-        max_steps=0,
-        batch_size=config.batch_size,
-        seed=config.seed,
-    )
-    return dataclasses.replace(
-        own,
-        guide="none",
-        softmax="level",
-        dropout=0.0,
-        head="per-level" if config.kind == "nci" else "tied",
-        training=training,
-    )
-
-
 def _read_items(
     model: Genius, features: Features, files: list[Path], *, with_codes: bool
 ) -> Candidates:
+    """Return the candidates of the files; without codes, their IDs have no levels."""
     texts = {candidate_number(candidate.did): candidate.text for candidate in read_pool(files)}
-    codes = (
-        encode_features(model.codebooks, features).codes.astype(np.int16) if with_codes else None
-    )
+    codes = np.zeros((len(features), 0), dtype=np.int16)
+    if with_codes:
+        codes = encode_features(model.codebooks, features).codes.astype(np.int16)
     return Candidates(
         torch.from_numpy(fuse_features(model.codebooks, features)).float(),
-        np.zeros((len(features), 0), dtype=np.int16) if codes is None else codes,
+        codes,
         features.ids,
         [texts[number] for number in features.ids.tolist()],
     )
 
 
-def join(first: Candidates, second: Candidates) -> Candidates:
-    """Return the items of both, each once."""
+def merge_candidates(first: Candidates, second: Candidates) -> Candidates:
+    """Return the candidates of both; a candidate of both occurs once."""
     new = second.select(np.flatnonzero(find_rows(second.numbers, first.numbers) < 0))
     return Candidates(
         torch.cat([first.embeddings, new.embeddings]),
@@ -301,7 +309,7 @@ def _read_pool_items(
 
 
 def _ids_with_vectors(model: Genius, config: BaselineConfig, items: Candidates) -> Ids:
-    """Return the model's IDs of items, or those of a file, with code vectors."""
+    """Return the items' IDs by the model, or from a file, with code vectors."""
     if config.kind == "genius":
         tables = [torch.from_numpy(table) for table in model.codebooks.tables()]
         return Ids(items.codes, model.codebooks.sizes, tables=tables)
@@ -311,7 +319,7 @@ def _ids_with_vectors(model: Genius, config: BaselineConfig, items: Candidates) 
     return Ids(codes, item_ids.sizes, tables=tables)
 
 
-def _give_ids(
+def _assign_ids(
     data: MBeir,
     model: Genius,
     folder: Path,
@@ -321,16 +329,16 @@ def _give_ids(
     evaluation: Path,
     progress: Progress,
 ) -> tuple[Ids, TrainingData]:
-    """Embed everything and give IDs."""
+    """Embed training records and pools, and assign IDs to all items."""
     with_codes = config.kind == "genius"
     records = TrainingRecords(data)
     features = embed_training(records, model.encoder, evaluation / "training", progress=progress)
     pairs = Pairs(records.lines, features.queries, features.candidates)
     trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
     pool = _read_pool_items(data, model, split, evaluation, progress, with_codes=with_codes)
-    items = join(trained, pool)
+    items = merge_candidates(trained, pool)
     queries = torch.from_numpy(fuse_features(model.codebooks, features.queries))
-    progress.say(f"giving {config.kind} IDs to {len(items.embeddings):,} items")
+    progress.say(f"assigning {config.kind} IDs to {len(items.embeddings):,} items")
     if config.kind in VECTOR_KINDS:
         ids = _ids_with_vectors(model, config, items)
     else:
@@ -340,7 +348,9 @@ def _give_ids(
             queries=queries,
             query_numbers=features.queries.ids,
             query_texts={
-                query_number(one.qid): one.text for one in records.queries.values() if one.text
+                query_number(query.qid): query.text
+                for query in records.queries.values()
+                if query.text
             },
             pairs=pairs,
             training=settings.training,
@@ -361,7 +371,7 @@ def _train(
     settings: GeneratorConfig,
     progress: Progress,
 ) -> Generator:
-    """Train query -> ID on pairs and item -> ID on as many items of the pool in the same batch."""
+    """Train the decoder; half of each batch is query -> ID, half is item -> ID."""
     training = settings.training
     size, seed = training.batch_size, training.seed
     torch.manual_seed(seed)
@@ -374,17 +384,16 @@ def _train(
 
     def take_step(step: Step) -> StepResult:
         batch = data.pairs.draw(step.number, size, seed=seed)
-        chosen = torch.from_numpy(batch.candidate_rows)
-        given = data.queries[torch.from_numpy(batch.query_rows)].float()
-        inputs = augment(given, embeddings[chosen], settings, step.generator)
-        rows = torch.from_numpy(
-            data.indexed[draw_items(len(data.indexed), size, step.number, seed)]
+        targets = torch.from_numpy(batch.candidate_rows)
+        queries = data.queries[torch.from_numpy(batch.query_rows)].float()
+        augmented = augment(queries, embeddings[targets], settings, step.generator)
+        drawn = draw_items(len(data.searched_rows), size, step.number, seed)
+        items = torch.from_numpy(data.searched_rows[drawn])
+        losses = generator.loss(
+            torch.cat([augmented, embeddings[items]]), torch.cat([codes[targets], codes[items]])
         )
-        inputs = torch.cat([inputs, embeddings[rows]])
-        targets = torch.cat([codes[chosen], codes[rows]])
-        losses = generator.loss(inputs, targets)
-        by_level = {f"level_{level}": value for level, value in enumerate(losses.detach())}
-        return StepResult(losses.mean(), by_level)
+        level_losses = {f"level_{level}": value for level, value in enumerate(losses.detach())}
+        return StepResult(losses.mean(), level_losses)
 
     train(
         generator,
@@ -398,38 +407,38 @@ def _train(
     return generator.eval()
 
 
-def draw_items(items: int, size: int, step: int, seed: int) -> Int64[np.ndarray, " rows"]:
-    """Return the items that a step indexes: all of them in a new order, pass after pass."""
-    places = np.arange(step * size, (step + 1) * size)
-    passes = places // items
+def draw_items(num_items: int, size: int, step: int, seed: int) -> Int64[np.ndarray, " rows"]:
+    """Return the items that a step memorises: each pass takes all items in a new order."""
+    draws = np.arange(step * size, (step + 1) * size)
+    passes, positions = np.divmod(draws, num_items)
     orders = {
-        number: np.random.default_rng([seed, number, 2]).permutation(items)
+        number: np.random.default_rng([seed, number, 2]).permutation(num_items)
         for number in np.unique(passes).tolist()
     }
     return np.array(
-        [orders[number][place % items] for number, place in zip(passes, places, strict=True)]
+        [orders[number][position] for number, position in zip(passes, positions, strict=True)]
     )
 
 
 def evaluate_baseline(
     data: MBeir,
     model: Genius,
-    rival: BaselineConfig,
+    baseline_config: BaselineConfig,
     config: EvaluationConfig,
     folder: Path,
     *,
     evaluation: Path,
     progress: Progress,
 ) -> EvaluationResult:
-    """Fit a baseline and measure it as ``research.evaluate`` measures a model; ``folder`` gets the results.
+    """Fit a baseline, measure it as ``research.evaluate`` measures a model, and write the results.
 
-    Of ``config`` only rows, pools, split, beam, instructions, and the number of queries count.
+    Only rows, pools, split, beam, instructions and the number of queries of ``config`` are used.
     """
     config = validate_settings(config)
     baseline = fit_baseline(
         data,
         model,
-        rival,
+        baseline_config,
         split=config.split,
         folder=folder / "decoder",
         evaluation=evaluation,
@@ -437,12 +446,12 @@ def evaluate_baseline(
     )
 
     def answer(queries: Sequence[RowQueries], pool: PoolCandidates) -> Iterator[list[MethodHits]]:
-        table = baseline.index(pool.dids)
-        for of_row in queries:
-            rankings = list(baseline.search(table, of_row.fused, beam=config.beam, k=DEPTH))
-            hits = [pool.hits(found.items, found.scores) for found in rankings]
-            num_ranked = sum(found.num_ranked for found in rankings) / max(1, len(rankings))
-            yield [MethodHits(rival.kind, hits, table.nbytes / len(pool), num_ranked)]
+        table = baseline.id_table(pool.dids)
+        for row_queries in queries:
+            rankings = list(baseline.search(table, row_queries.fused, beam=config.beam, k=DEPTH))
+            hits = [pool.hits(ranking.items, ranking.scores) for ranking in rankings]
+            num_ranked = sum(ranking.num_ranked for ranking in rankings) / max(1, len(rankings))
+            yield [MethodHits(baseline_config.kind, hits, table.nbytes / len(pool), num_ranked)]
 
     rows = evaluate_pools(
         data,
@@ -459,17 +468,17 @@ def evaluate_baseline(
         "data": data.name,
         "split": config.split,
         "config": dataclasses.asdict(config),
-        "baseline": dataclasses.asdict(rival),
+        "baseline": dataclasses.asdict(baseline_config),
     }
     return EvaluationResult(rows, about).write(folder)
 
 
 @command
 class Generative(JsonOption):
-    """Train a model's decoder to write IDs of another kind (GRACE's, DSI's, NCI's, IRGen's), and measure it.
+    """Train a model's decoder to generate the IDs of GRACE, DSI, NCI or IRGen, and measure it.
 
-    Input, decoder, training and evaluation are the model's, so that a comparison isolates the ID. `genius`
-    trains it on the model's own IDs in the same way, as the control.
+    Input, decoder, training and evaluation are the model's, so that a comparison isolates the ID.
+    The kind genius trains the decoder on the model's IDs in the same way, as the control.
     """
 
     data: DataArgument
@@ -481,7 +490,7 @@ class Generative(JsonOption):
     out: Path
     """Folder of the runs and results.json."""
 
-    rival: Annotated[BaselineConfig, tyro.conf.arg(name="")]
+    baseline_config: Annotated[BaselineConfig, tyro.conf.arg(name="")]
 
     options: EvaluationConfig = EvaluationConfig()
     """Rows, pools, queries and beam."""
@@ -490,12 +499,16 @@ class Generative(JsonOption):
     """Folder for the features of the pools; default: evaluation/ in the model's folder."""
 
     def run(self) -> None:
-        """Give IDs, train, search, measure, print the table."""
-        data, place = MBeir(self.data), self.evaluation or self.model / "evaluation"
+        """Assign IDs, train, search, measure, print the table."""
         with TerminalProgress() as progress:
-            model = Genius.open(self.model)
             result = evaluate_baseline(
-                data, model, self.rival, self.options, self.out, evaluation=place, progress=progress
+                MBeir(self.data),
+                Genius.open(self.model),
+                self.baseline_config,
+                self.options,
+                self.out,
+                evaluation=self.evaluation or self.model / "evaluation",
+                progress=progress,
             )
         result.print(as_json=self.json)
 

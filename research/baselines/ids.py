@@ -1,7 +1,7 @@
-"""ID schemes of other papers: GRACE's four (numeric, string, semantic, structured), DSI's, NCI's and IRGen's.
+"""ID schemes of other papers: DSI's, NCI's, IRGen's, and GRACE's four.
 
-``research.baselines.generative`` compares them under equal conditions. docs/lab/paper.md says how they
-are adapted.
+GRACE's are numeric, string, semantic and structured. ``research.baselines.generative`` compares the
+schemes under equal conditions. docs/lab/paper.md explains how they are adapted.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ IdKind = Literal[
     "genius",
     "file",
 ]
-BATCH: Final = 4096
+BATCH_ITEMS: Final = 4096
+"""Items that are compared or encoded at once."""
 
 
 def find_rows(
-    wanted: Int64[np.ndarray, " wanted"], numbers: Int64[np.ndarray, " known"]
-) -> Int64[np.ndarray, " wanted"]:
-    """Return the place of each wanted number among others; −1 for one that is not among them.
+    requested: Int64[np.ndarray, " requested"], numbers: Int64[np.ndarray, " rows"]
+) -> Int64[np.ndarray, " requested"]:
+    """Return the row of each requested number in ``numbers``, or −1.
 
     >>> find_rows(np.array([7, 4]), np.array([9, 7]))
     array([ 1, -1])
     """
     if not len(numbers):
-        return np.full(len(wanted), -1)
-    found, exists = rows_of_ids(numbers, wanted)
-    return np.where(exists, found, -1)
+        return np.full(len(requested), -1)
+    rows, exists = rows_of_ids(numbers, requested)
+    return np.where(exists, rows, -1)
 
 
 class Candidates(NamedTuple):
@@ -65,12 +66,12 @@ class Candidates(NamedTuple):
     codes: Int16[np.ndarray, "items levels"]
     """IDs by the model's quantizer."""
     numbers: Int64[np.ndarray, " items"]
-    """M-BEIR candidate ids as whole numbers, or −1."""
+    """M-BEIR candidate ids as whole numbers."""
     texts: Sequence[str | None]
-    """Texts of the items; None for an item without one."""
+    """Texts of the items; None for an item without text."""
 
     def select(self, rows: Int64[np.ndarray, " rows"]) -> Candidates:
-        """Return some of the candidates."""
+        """Return the candidates in the given rows."""
         texts = [self.texts[row] for row in rows.tolist()]
         return Candidates(
             self.embeddings[torch.from_numpy(rows)], self.codes[rows], self.numbers[rows], texts
@@ -78,29 +79,30 @@ class Candidates(NamedTuple):
 
 
 class TrainingSet(NamedTuple):
-    """What an ID scheme is made from."""
+    """Input of an ID scheme."""
 
     candidates: Candidates
-    """All items that get IDs: the training pool's, then others that will be searched."""
+    """All items that get IDs: the training pool, then the other items of the searched pool."""
     num_training: int
-    """How many of them are of the training pool."""
+    """Number of items in the training pool."""
     queries: Float[Tensor, "queries dim"]
     """Embeddings of the training queries, 16-bit floats, in the order of their features."""
     query_numbers: Int64[np.ndarray, " queries"]
     """The query of each row; a query has a row for each of its instructions."""
     query_texts: Mapping[int, str]
-    """Texts by number, of the queries that have one."""
+    """Query number -> text, for the queries that have a text."""
     pairs: Pairs
-    """Draws batches of rows of queries and candidates that belong together."""
+    """Draws batches of matching rows of queries and candidates."""
     training: TrainingConfig
-    """Settings for schemes that are trained by gradients; ``training.seed`` seeds every scheme."""
+    """Settings for schemes that are trained with gradients; ``training.seed`` seeds every
+    scheme."""
     folder: Path
-    """For checkpoints and logs."""
+    """Folder for checkpoints and logs."""
     progress: Progress
 
 
 class Ids(NamedTuple):
-    """The IDs of items, by one scheme."""
+    """The IDs that a scheme assigned to items."""
 
     codes: Int16[np.ndarray, "items levels"]
     sizes: tuple[int, ...]
@@ -108,7 +110,7 @@ class Ids(NamedTuple):
     common_vocabulary: bool = False
     """Whether all levels share one vocabulary."""
     tables: list[Float[Tensor, "_ dim"]] | None = None
-    """The code vectors of each level, where codes have any."""
+    """The code vectors of each level, if codes have any."""
 
 
 def fit_code_vectors(
@@ -116,10 +118,10 @@ def fit_code_vectors(
     codes: Int16[np.ndarray, "items levels"],
     sizes: Sequence[int],
 ) -> list[Float[Tensor, "_ dim"]]:
-    """Return code vectors for IDs that came without any.
+    """Return code vectors that are fitted to the embeddings of items with the given IDs.
 
-    The vector of a code is the mean of what the codes of earlier levels leave of the embeddings of its items;
-    a code without items has a vector of zeros.
+    The vector of a code is the mean residual of its items: their embeddings minus the vectors of
+    their codes at earlier levels. A code without items has a vector of zeros.
     """
     residuals = embeddings.clone()
     tables = []
@@ -135,26 +137,26 @@ def fit_code_vectors(
 def spell(
     rows: Sequence[Sequence[int]], *, end: int, common_vocabulary: bool = True, levels: int = 0
 ) -> Ids:
-    """Return IDs of different lengths, filled up with the end code to the longest, or to a number of levels.
+    """Return IDs of different lengths, padded with the end code.
 
-    An ID that takes all levels has no end code and needs none. ``end`` is one more than the largest other
-    code.
+    They are padded to the number of levels, or to the longest ID if ``levels`` is 0. An ID that has
+    a code at every level needs no end code. ``end`` is one more than the largest other code.
 
     >>> spell([[3], [1, 2]], end=5).codes.tolist()
     [[3, 5], [1, 2]]
     """
     longest = max((len(row) for row in rows), default=1)
     codes = np.full((len(rows), levels or max(1, longest)), end, dtype=np.int16)
-    for row, given in zip(codes, rows, strict=True):
-        row[: len(given)] = given
+    for padded, row in zip(codes, rows, strict=True):
+        padded[: len(row)] = row
     return Ids(codes, (end + 1,) * codes.shape[1], common_vocabulary)
 
 
 DIGITS: Final = 10
 PIECE_DIGITS: Final = 3
-"""Digits that a language model's tokenizer takes together."""
+"""Maximum number of digits in a token of a language model."""
 PIECES: Final = sum(DIGITS**length for length in range(1, PIECE_DIGITS + 1))
-"""Different pieces of one to three digits, leading zeros counting: ``7``, ``07`` and ``007`` are three."""
+"""Number of pieces of one to three digits; ``7``, ``07`` and ``007`` are different pieces."""
 
 
 def spell_digits(number: int) -> list[int]:
@@ -165,7 +167,7 @@ def spell_digits(number: int) -> list[int]:
 def spell_pieces(number: int) -> list[int]:
     """Return codes of a number that is cut from the left into pieces of three digits.
 
-    A code tells the length of its piece too: as many digits, leading zeros included.
+    Pieces of different length have different codes, even if they are equal as numbers.
 
     >>> spell_pieces(1000), spell_pieces(7)
     ([210, 0], [7])
@@ -181,103 +183,109 @@ def _shuffled_numbers(data: TrainingSet) -> list[int]:
 
 
 def grace_numeric(data: TrainingSet) -> Ids:
-    """Number the items in an order that the seed decides, and spell the numbers digit by digit."""
+    """Number the items in an order that depends on the seed; spell the numbers digit by digit."""
     return spell([spell_digits(number) for number in _shuffled_numbers(data)], end=DIGITS)
 
 
 def grace_string(data: TrainingSet) -> Ids:
-    """Cut the same numbers into pieces of three digits, as language models do."""
+    """Cut the numbers of :func:`grace_numeric` into pieces of three digits, like language models."""
     return spell([spell_pieces(number) for number in _shuffled_numbers(data)], end=PIECES)
 
 
-MAX_WORDS: Final = 2047
-"""Words with a code, the most frequent ones; others are left out of an ID."""
-CAPTION_WORDS: Final = 10
-"""Words of an ID."""
+MAX_VOCABULARY_WORDS: Final = 2047
+"""Number of words that have a code, the most frequent ones; IDs omit other words."""
+MAX_ID_WORDS: Final = 10
 _WORD: Final = re.compile(r"\w+")
 
 
 def encode_words(text: str, vocabulary: Mapping[str, int]) -> list[int]:
-    """Return the codes of a text's first known words.
+    """Return the codes of a text's first words that are in the vocabulary.
 
     >>> encode_words("A dog!", {"a": 0, "dog": 1})
     [0, 1]
     """
     words = _WORD.findall(text.lower())
-    return [vocabulary[word] for word in words if word in vocabulary][:CAPTION_WORDS]
+    return [vocabulary[word] for word in words if word in vocabulary][:MAX_ID_WORDS]
 
 
 def grace_semantic(data: TrainingSet) -> Ids:
-    """Take the words of an item's text, or of the nearest training query for an item without one.
+    """Take the words of each item's text; without text, those of the nearest training query.
 
-    Raises BadData: there is no word, or no query's text for the items without one.
+    Raises
+    ------
+    BadData
+        No text has a word, or items have no text and no training query has one either.
     """
-    found = [data.query_texts.get(number) for number in data.query_numbers.tolist()]
-    _, first = np.unique(data.query_numbers, return_index=True)  # each under its first instruction
-    rows = [row for row in first.tolist() if found[row]]
-    texts, queries = (
-        [found[row] or "" for row in rows],
-        data.queries[torch.tensor(rows, dtype=torch.int64)],
-    )
-    items, own = data.candidates, list(data.candidates.texts)
-    counts = Counter(
-        word for text in [*own, *texts] if text for word in _WORD.findall(text.lower())
-    )
+    texts = list(data.candidates.texts)
+    query_texts, queries = _queries_with_texts(data)
+    counts: Counter[str] = Counter()
+    for text in [*texts, *query_texts]:
+        counts.update(_WORD.findall((text or "").lower()))
     if not counts:
         raise BadData(
-            "no training text has a word, so there are no captions to make IDs of; take another scheme"
+            "IDs of words need a text with words, and neither items nor training queries have one; "
+            "choose another scheme"
         )
-    vocabulary = {word: code for code, (word, _) in enumerate(counts.most_common(MAX_WORDS))}
-    without = [row for row, text in enumerate(own) if text is None]
-    if without and not texts:
+    textless = [row for row, text in enumerate(texts) if text is None]
+    if textless and not query_texts:
         raise BadData(
-            f"{len(without):,} items have no text of their own and no training query has one that they "
-            "could take over; take another scheme"
+            f"{len(textless):,} items have no text, and no training query has one that "
+            "could replace it; choose another scheme"
         )
-    for start in range(0, len(without), BATCH):
-        some = without[start : start + BATCH]
-        nearest = (items.embeddings[some] @ queries.float().T).argmax(dim=1)
-        for row, place in zip(some, nearest.tolist(), strict=True):
-            own[row] = texts[place]
-    codes = [encode_words(text or "", vocabulary) for text in own]
-    return spell(codes, end=len(vocabulary), levels=CAPTION_WORDS)
+    for start in range(0, len(textless), BATCH_ITEMS):
+        batch = textless[start : start + BATCH_ITEMS]
+        nearest = (data.candidates.embeddings[batch] @ queries.float().T).argmax(dim=1)
+        for row, query in zip(batch, nearest.tolist(), strict=True):
+            texts[row] = query_texts[query]
+    most_common = counts.most_common(MAX_VOCABULARY_WORDS)
+    vocabulary = {word: code for code, (word, _) in enumerate(most_common)}
+    codes = [encode_words(text or "", vocabulary) for text in texts]
+    return spell(codes, end=len(vocabulary), levels=MAX_ID_WORDS)
+
+
+def _queries_with_texts(data: TrainingSet) -> tuple[list[str], Float[Tensor, "queries dim"]]:
+    """Return texts and embeddings of the queries that have a text, with their first instruction."""
+    texts, rows = [], []
+    numbers, first_rows = np.unique(data.query_numbers, return_index=True)
+    for number, row in zip(numbers.tolist(), first_rows.tolist(), strict=True):
+        if text := data.query_texts.get(number):
+            texts.append(text)
+            rows.append(row)
+    return texts, data.queries[torch.tensor(rows, dtype=torch.int64)]
 
 
 KMEANS_ITERATIONS: Final = 25
 TreePath: TypeAlias = tuple[int, ...]
-"""A code for each cluster on the way to an item, and one of the item within its leaf."""
+"""A code for each cluster on the way to an item, and the item's number within its leaf."""
 
 
 def tree_paths(
     items: Float[Tensor, "items dim"], *, branches: int, leaf: int, generator: torch.Generator
 ) -> list[TreePath]:
-    """Divide items into ``branches`` clusters until at most ``leaf`` are together; return each item's path.
+    """Divide items into ``branches`` clusters until they have at most ``leaf`` items; return paths.
 
-    Where k-means cannot tell items apart, they are dealt out in their order.
+    Items that k-means does not separate are divided in their order into parts of equal size.
     """
     paths: list[TreePath] = [()] * len(items)
     queue: list[tuple[TreePath, Tensor]] = [((), torch.arange(len(items)))]
-    for node, rows in queue:  # level by level: the queue grows meanwhile
+    for node, rows in queue:  # level by level: the queue grows during the loop
         if len(rows) <= leaf:
             for code, row in enumerate(rows.tolist()):
                 paths[row] = (*node, code)
-        else:
-            inside = items[rows]
-            chosen = _assign(inside, _kmeans(inside, branches, generator)).unique(
-                return_inverse=True
-            )[1]
-            if not chosen.any():
-                chosen = torch.arange(len(rows)) // -(-len(rows) // branches)
-            queue += [
-                ((*node, code), rows[chosen == code]) for code in range(int(chosen.max()) + 1)
-            ]
+            continue
+        centroids = _kmeans(items[rows], branches, generator)
+        clusters = _assign(items[rows], centroids).unique(return_inverse=True)[1]
+        if not clusters.any():
+            clusters = torch.arange(len(rows)) // -(-len(rows) // branches)
+        num_clusters = int(clusters.max()) + 1
+        queue += [((*node, code), rows[clusters == code]) for code in range(num_clusters)]
     return paths
 
 
 def _kmeans(items: Tensor, size: int, generator: torch.Generator) -> Tensor:
     random = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
-    found = kmeans.kmeans(as_floats(items), size, iterations=KMEANS_ITERATIONS, random=random)
-    return torch.from_numpy(found.centroids).to(items.device)
+    clusters = kmeans.kmeans(as_floats(items), size, iterations=KMEANS_ITERATIONS, random=random)
+    return torch.from_numpy(clusters.centroids).to(items.device)
 
 
 def _assign(items: Tensor, centroids: Tensor) -> Tensor:
@@ -285,38 +293,44 @@ def _assign(items: Tensor, centroids: Tensor) -> Tensor:
 
 
 def grace_structured(data: TrainingSet) -> Ids:
-    """Return paths down a tree of clusters; NCI's are the same, for a decoder with a head for each level."""
+    """Return paths in a tree of clusters.
+
+    NCI has the same IDs, but a decoder with separate output weights for each level.
+    """
     generator = torch.Generator().manual_seed(data.training.seed)
     paths = tree_paths(data.candidates.embeddings, branches=30, leaf=30, generator=generator)
     return spell(paths, end=30, common_vocabulary=False)
 
 
 def dsi(data: TrainingSet) -> Ids:
-    """Return paths down a tree, with the number within the leaf digit by digit."""
+    """Return paths in a tree; the number within the leaf is spelled digit by digit."""
     generator = torch.Generator().manual_seed(data.training.seed)
     paths = tree_paths(data.candidates.embeddings, branches=DIGITS, leaf=100, generator=generator)
     return spell([(*path[:-1], *spell_digits(path[-1])) for path in paths], end=DIGITS)
 
 
 class Prefixes(NamedTuple):
-    """Codes of embeddings, and the vectors of the first codes, level by level."""
+    """Codes of embeddings, and vectors of every prefix of the codes."""
 
     codes: Int64[Tensor, "items levels"]
     sums: Float[Tensor, "levels items dim"]
-    """Sums of the code vectors up to each level; the gradient goes straight through to the embedding."""
+    """Sum of the code vectors up to each level, with a straight-through gradient."""
     residuals: Float[Tensor, "levels items dim"]
     """Input of each level, detached."""
     commitment: Float[Tensor, ""]
+    """Mean squared distance to the code vectors."""
 
 
 class RetrievalTokenizer(nn.Module):
-    """IRGen's tokenizer: a network on frozen embeddings, at first the identity, and residual codebooks."""
+    """IRGen's tokenizer: a network on frozen embeddings, and residual codebooks.
+
+    The network starts as the identity.
+    """
 
     levels: Final = 4
     num_codes: Final = 256
     temperature: Final = 0.05
     commitment_weight: Final = 10.0
-    """Weight of the distance to the code vectors, a mean over elements."""
 
     def __init__(self, dim: int, *, levels: int = levels, codes: int = num_codes) -> None:
         super().__init__()
@@ -328,8 +342,8 @@ class RetrievalTokenizer(nn.Module):
 
     def forward(self, embeddings: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
         """Return the unit vectors that are quantized."""
-        learned: Tensor = self.down(torch.relu(self.up(embeddings)))
-        return F.normalize(embeddings + learned, dim=-1)
+        change: Tensor = self.down(torch.relu(self.up(embeddings)))
+        return F.normalize(embeddings + change, dim=-1)
 
     def tables(self) -> list[Float[Tensor, "_ dim"]]:
         """Return the code vectors of each level."""
@@ -342,9 +356,9 @@ class RetrievalTokenizer(nn.Module):
         for book in self._books():
             size = len(book.embed)
             centroids = _kmeans(residual, size, generator)
-            chosen = _assign(residual, centroids)
-            book.initialise(centroids, torch.bincount(chosen, minlength=size).float())
-            residual = residual - centroids[chosen]
+            codes = _assign(residual, centroids)
+            book.initialise(centroids, torch.bincount(codes, minlength=size).float())
+            residual = residual - centroids[codes]
 
     def prefixes(self, vectors: Float[Tensor, "items dim"]) -> Prefixes:
         """Return codes, and the sum of the code vectors of every prefix."""
@@ -355,10 +369,10 @@ class RetrievalTokenizer(nn.Module):
         distances: list[Tensor] = []
         for book in self._books():
             residuals.append(residual.detach())
-            chosen = _assign(residual.detach(), book.embed)
-            distances.append(F.mse_loss(residual, book.embed[chosen]))
-            residual = residual - book.embed[chosen]
-            codes.append(chosen)
+            level_codes = _assign(residual.detach(), book.embed)
+            distances.append(F.mse_loss(residual, book.embed[level_codes]))
+            residual = residual - book.embed[level_codes]
+            codes.append(level_codes)
             sums.append(vectors - residual.detach())
         return Prefixes(
             torch.stack(codes, dim=1),
@@ -373,25 +387,28 @@ class RetrievalTokenizer(nn.Module):
         candidates: Float[Tensor, "batch dim"],
         false_negatives: Bool[Tensor, "batch batch"],
     ) -> tuple[Float[Tensor, ""], Prefixes]:
-        """Return the loss of a batch: retrieval by every prefix of the targets' codes, and commitment.
+        """Return the loss of a batch: retrieval by every prefix of the codes, and commitment.
 
-        Queries are not quantized, as only items are stored as codes.
+        Queries are not quantized, because only items are stored as codes.
         """
-        asked, targets = self(queries), self(candidates)
+        query_vectors, targets = self(queries), self(candidates)
         prefixes = self.prefixes(targets)
-        retrieval = [
+        losses = [
             contrastive_loss(
-                asked, vectors, false_negatives, temperature=self.temperature, direction="query"
+                query_vectors,
+                vectors,
+                false_negatives,
+                temperature=self.temperature,
+                direction="query",
             )
             for vectors in (targets, *F.normalize(prefixes.sums, dim=-1))
         ]
-        return torch.stack(
-            retrieval
-        ).mean() + self.commitment_weight * prefixes.commitment, prefixes
+        loss = torch.stack(losses).mean() + self.commitment_weight * prefixes.commitment
+        return loss, prefixes
 
     @torch.no_grad()
     def update_codebooks(self, prefixes: Prefixes, *, generator: torch.Generator) -> None:
-        """Let the codebooks follow a batch of targets, and move dead codes."""
+        """Update the codebooks' moving averages with a batch of targets, and move dead codes."""
         for level, book in enumerate(self._books()):
             residuals = prefixes.residuals[level]
             book.update_averages(residuals, prefixes.codes[:, level], decay=0.98)
@@ -400,7 +417,8 @@ class RetrievalTokenizer(nn.Module):
     @torch.no_grad()
     def encode(self, embeddings: Float[Tensor, "items dim"]) -> Int64[Tensor, "items levels"]:
         """Return the IDs of items."""
-        return torch.cat([self.prefixes(self(chunk)).codes for chunk in embeddings.split(BATCH)])
+        batches = embeddings.split(BATCH_ITEMS)
+        return torch.cat([self.prefixes(self(batch)).codes for batch in batches])
 
     def _books(self) -> list[Codebook]:
         return [book for book in self.codebooks if isinstance(book, Codebook)]
@@ -408,12 +426,12 @@ class RetrievalTokenizer(nn.Module):
 
 IRGEN_EPOCHS: Final = 3.0
 IRGEN_LEARNING_RATE: Final = 1e-3
-IRGEN_START_ITEMS: Final = 8192
-"""Items that k-means starts from."""
+IRGEN_KMEANS_ITEMS: Final = 8192
+"""Number of items for the k-means that initialises the codebooks."""
 
 
 def irgen(data: TrainingSet) -> Ids:
-    """Train a tokenizer to retrieve by every prefix of its codes, on pairs; return the items' codes."""
+    """Train a tokenizer on pairs, to retrieve by every prefix of its codes; return its codes."""
     training = dataclasses.replace(
         data.training, epochs=IRGEN_EPOCHS, learning_rate=IRGEN_LEARNING_RATE, precision="fp32"
     )
@@ -421,7 +439,7 @@ def irgen(data: TrainingSet) -> Ids:
     torch.manual_seed(training.seed)
     tokenizer = RetrievalTokenizer(embeddings.shape[1])
     random = random_for(training.seed, -1)
-    sample = torch.randperm(len(embeddings), generator=random)[:IRGEN_START_ITEMS]
+    sample = torch.randperm(len(embeddings), generator=random)[:IRGEN_KMEANS_ITEMS]
     tokenizer.start(embeddings[sample].float(), generator=random)
 
     def take_step(step: Step) -> StepResult:
@@ -457,4 +475,4 @@ SCHEMES: Final[Mapping[IdKind, Callable[[TrainingSet], Ids]]] = {
     "nci": grace_structured,
     "irgen": irgen,
 }
-"""Schemes by their names; ``genius`` is the model's own IDs, and ``file`` those of a file."""
+"""Schemes by kind, except ``genius``, the model's IDs, and ``file``, IDs read from a file."""

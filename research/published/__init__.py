@@ -1,1 +1,1 @@
-"""What the authors published: files, read safely and imported as ours; results, and how to reproduce them."""
+"""The authors' checkpoints, opened safely and imported, and their published results."""

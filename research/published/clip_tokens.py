@@ -17,20 +17,21 @@ from tokenizers.processors import TemplateProcessing
 
 START: Final = 49406
 VOCABULARY: Final = 49408
-"""256 bytes, the same at the end of a word, 48,894 merges, start and end."""
+"""256 bytes, 256 bytes at the end of a word, 48,894 merges, start and end."""
 
 _MERGES: Final = Path(__file__).with_name("clip_merges.txt.gz")
 _SPECIAL: Final = {"<|startoftext|>": START, "<|endoftext|>": START + 1}
 _WORD_END: Final = "</w>"
-# CLIP's pattern ignores case, so the iota below (U+0345) is neither letter nor other there, and is dropped.
+# CLIP's pattern ignores case, so that the combining iota below (U+0345) matches no part, and is
+# dropped.
 _WORDS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[\\p{L}]+|[\\p{N}]|[^\\s\\p{L}\\p{N}\u0345]+"
 
 
 def clip_tokenizer() -> Tokenizer:
-    """Build CLIP's ``tokenizer.json``. It lacks ftfy's repairs, which come before it."""
+    """Build CLIP's ``tokenizer.json``; it expects texts that ftfy has repaired."""
     lines = gzip.decompress(_MERGES.read_bytes()).decode().splitlines()
     merges = [(first, second) for first, second in (line.split() for line in lines)]
-    # A printable letter for each byte, in CLIP's order: printable Latin-1, then the others from 256 on.
+    # A letter for each byte, in CLIP's order: printable Latin-1, then letters from 256 on.
     printable = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256))]
     symbols = printable + [chr(256 + number) for number in range(256 - len(printable))]
     names = [*symbols, *(symbol + _WORD_END for symbol in symbols)]

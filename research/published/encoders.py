@@ -1,13 +1,13 @@
-"""``python -m research.published.encoders``: a checkpoint of UniIR becomes a folder.
+"""``python -m research.published.encoders``: import a checkpoint of UniIR as an encoder's folder.
 
-The weights are mapped from the file, checked by name and shape, renamed and written in single precision;
-nothing else of the file is read. For CLIP-SF the folder is an ordinary CLIP too, for transformers and for
-``clip:FOLDER``.
+The weights are mapped from the file, checked by name and shape, renamed and written in single
+precision; nothing else in the file is read. For CLIP-SF, the folder is also an ordinary CLIP, for
+transformers and for ``clip:FOLDER``.
 
 For BLIP-FF (specification, section 3.5) the file has an image tower (``visual_encoder``) and BERT
-(``text_encoder``). Momentum copies (``*_m``), queues and ``temp`` serve training only and are left out.
-Names of single tensors are those of BLIP's own code. Their sizes add up to the published file's 7.49 GB,
-but the file itself could not be opened for a test. BLIP-SF was never published.
+(``text_encoder``). Momentum copies (``*_m``), queues and ``temp`` are only for training and are
+left out. The names of tensors come from BLIP's code. Their sizes add up to the 7.49 GB of the
+published file, but the file itself was not available for a test. BLIP-SF was never published.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from research.published.checkpoint import (
     check_names,
     is_tolerated,
     open_checkpoint,
-    renamed,
+    replace_parts,
     single_precision,
 )
 from research.published.clip_tokens import START, VOCABULARY, clip_tokenizer
@@ -50,12 +50,12 @@ from research.published.fusions import ARTIFACT as FUSION
 from research.published.fusions import MAX_BERT_TOKENS, BlipFusion, ClipFusion
 
 Shapes = dict[str, tuple[int, ...]]
-EncoderKind = Literal["clip-sf", "clip-ff", "blip-ff"]
-"""CLIP or BLIP, fused by summing features (score) or by layers over both (feature)."""
+Architecture = Literal["clip-sf", "clip-ff", "blip-ff"]
+"""CLIP or BLIP, fused by summing features (score fusion) or by layers (feature fusion)."""
 
 WEIGHTS: Final = "model.safetensors"
-HEAD: Final = 64
-"""Numbers per attention head, in all of them."""
+HEAD_WIDTH: Final = 64
+"""Width of an attention head, in all networks."""
 CLIP: Final = "clip_model."
 ACTIVATION: Final = "quick_gelu"
 """The activation of OpenAI's CLIP."""
@@ -65,7 +65,7 @@ T5_SETTINGS: Final[Mapping[str, Any]] = {
     "is_encoder_decoder": False,
     "use_cache": False,
 }
-"""Transformers' settings of CLIP-FF's layers beside their sizes; the rest are T5's defaults."""
+"""Transformers' settings of CLIP-FF's layers, besides sizes and T5's defaults."""
 BERT_SETTINGS: Final[Mapping[str, Any]] = {
     "hidden_act": "gelu",
     "layer_norm_eps": 1e-12,
@@ -74,21 +74,21 @@ BERT_SETTINGS: Final[Mapping[str, Any]] = {
     "sep_token_id": None,
     "use_cache": False,
 }
-"""Transformers' settings of BLIP's BERT beside its sizes; ``is_decoder`` makes it attend to images."""
+"""Transformers' settings of BLIP's BERT, besides sizes."""
 EXTRA_TOKENS: Final = 2
-"""BLIP adds [DEC] and [ENC] to BERT's vocabulary; UniIR reads neither."""
+"""BLIP adds [DEC] and [ENC] to BERT's vocabulary; UniIR uses neither."""
 
 _BLIP_TRAINING: Final = (
     re.compile(r"(visual_encoder|text_encoder)_m\..*"),
     re.compile(r"(query|cand|idx|new_ptr)_queue|temp"),
     re.compile(r"text_encoder\.embeddings\.position_ids"),
 )
-_UNUSED: Final[Mapping[EncoderKind, tuple[re.Pattern[str], ...]]] = {
+_UNUSED: Final[Mapping[Architecture, tuple[re.Pattern[str], ...]]] = {
     "clip-sf": (),
     "clip-ff": (re.compile(r"t5_layers\.embed_tokens\.weight"),),
     "blip-ff": _BLIP_TRAINING,
 }
-"""Tensors that only training needs."""
+"""Names of tensors that only training needs."""
 _CLIP_NAMES: Final = {
     "text_model.embeddings.token_embedding": "token_embedding",
     "text_model.embeddings.position_embedding.weight": "positional_embedding",
@@ -112,7 +112,7 @@ _CLIP_NAMES: Final = {
     "mlp.fc2": "mlp.c_proj",
     "mixer.": "t5_layers.",
 }
-"""Parts of our network's names, and what the checkpoint has in their place."""
+"""Parts of our network's names -> parts of the checkpoint's names."""
 _BLIP_NAMES: Final = {
     "vision_model.embeddings.class_embedding": "visual_encoder.cls_token",
     "vision_model.embeddings.position_embedding": "visual_encoder.pos_embed",
@@ -130,7 +130,7 @@ _BERT_SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 @dataclass(frozen=True, slots=True)
 class EncoderWeights:
-    """An encoder taken from a checkpoint: weights in single precision, under transformers' names."""
+    """An encoder from a checkpoint: weights in single precision, with transformers' names."""
 
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -138,49 +138,56 @@ class EncoderWeights:
     pixels: Mapping[str, Any]
     """The contents of ``preprocessor_config.json``: how images are prepared."""
     left_out: tuple[str, ...]
-    """Tensors that only training needs: momentum copies, queues, buffers."""
+    """Names of tensors that only training needs: momentum copies, queues, buffers."""
 
 
 def import_encoder(
     file: Path,
-    kind: EncoderKind,
+    architecture: Architecture,
     folder: Path,
     *,
     progress: Progress,
     tokenizer: Path | None = None,
 ) -> Manifest:
-    """Turn a checkpoint into a folder, and return its manifest; one of the same file is kept.
+    """Convert a checkpoint to a folder, unless it exists already, and return its manifest.
 
-    Raises UsageError: BLIP's vocabulary is needed and not given, or given and not needed; or the folder holds
-    something else. Raises ArtifactMissing, ArtifactMismatch: the checkpoint or the vocabulary is not what it
-    should be; the message lists what differs.
+    Raises
+    ------
+    UsageError
+        BLIP's vocabulary is missing, or was given for CLIP; or the folder contains something else.
+    ArtifactMissing
+        The checkpoint or the vocabulary does not exist.
+    ArtifactMismatch
+        The checkpoint or the vocabulary differs from the expected one; the message lists how.
     """
-    is_blip = kind.startswith("blip")
-    if is_blip is (tokenizer is None):
+    is_blip = architecture.startswith("blip")
+    if is_blip and tokenizer is None:
         raise UsageError(
-            f"{kind} reads BERT's tokens; give --tokenizer FOLDER with bert-base-uncased's vocabulary"
-            if is_blip
-            else f"{kind} brings its own vocabulary; leave --tokenizer out"
+            f"{architecture} reads BERT's tokens; give --tokenizer FOLDER with the vocabulary of "
+            "bert-base-uncased"
         )
+    if tokenizer is not None and not is_blip:
+        raise UsageError(f"{architecture} includes a vocabulary; omit --tokenizer")
     checkpoint = open_checkpoint(file)
     progress.say(
         f"{file}: {file.stat().st_size / 1e9:.2f} GB; checking names, shapes and numbers, hashing"
     )
-    weights = convert(checkpoint, kind)
-    texts = _small_files(weights, tokenizer)
+    encoder = convert(checkpoint, architecture)
+    texts = _json_files(encoder, tokenizer)
     inputs = {"checkpoint": file_fingerprint(file), "texts": fingerprint_of(texts)}
-    artifact = ARTIFACT if kind == "clip-sf" else FUSION
-    writer = ArtifactWriter(folder, kind=artifact, config={"kind": kind}, inputs=inputs)
+    artifact = ARTIFACT if architecture == "clip-sf" else FUSION
+    writer = ArtifactWriter(folder, kind=artifact, config={"kind": architecture}, inputs=inputs)
     manifest = writer.finished()
     if manifest is None:
         for name, text in texts.items():
             (writer.path / name).write_text(text)
-        write_weights(writer.path / WEIGHTS, weights.weights, metadata={"format": "pt"})
-        manifest = writer.finish(facts={"left_out": list(weights.left_out)})
+        write_weights(writer.path / WEIGHTS, encoder.weights, metadata={"format": "pt"})
+        manifest = writer.finish(facts={"left_out": list(encoder.left_out)})
     return manifest
 
 
-def _small_files(weights: EncoderWeights, tokenizer: Path | None) -> dict[str, str]:
+def _json_files(encoder: EncoderWeights, tokenizer: Path | None) -> dict[str, str]:
+    """Return name and contents of the files besides weights."""
     settings: dict[str, Any]
     if tokenizer is None:
         settings = {
@@ -188,38 +195,48 @@ def _small_files(weights: EncoderWeights, tokenizer: Path | None) -> dict[str, s
             "eos_token": "<|endoftext|>",
             "pad_token": "<|endoftext|>",
             "unk_token": "<|endoftext|>",
-            "model_max_length": weights.config["text_config"]["max_position_embeddings"],
+            "model_max_length": encoder.config["text_config"]["max_position_embeddings"],
             "tokenizer_class": "CLIPTokenizer",
         }
         vocabulary = clip_tokenizer()
     else:
         settings = {"model_max_length": MAX_BERT_TOKENS, "tokenizer_class": "BertTokenizer"}
         vocabulary = find_bert_tokenizer(
-            tokenizer, rows=weights.config["text_config"]["vocab_size"]
+            tokenizer, rows=encoder.config["text_config"]["vocab_size"]
         )
     return {
-        "config.json": json.dumps(weights.config, indent=2) + "\n",
-        "preprocessor_config.json": json.dumps(weights.pixels, indent=2) + "\n",
+        "config.json": json.dumps(encoder.config, indent=2) + "\n",
+        "preprocessor_config.json": json.dumps(encoder.pixels, indent=2) + "\n",
         "tokenizer.json": vocabulary.to_str(),
         "tokenizer_config.json": json.dumps(settings, indent=2) + "\n",
     }
 
 
 def find_bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
-    """Read a folder's ``tokenizer.json`` or ``vocab.txt`` and check that a checkpoint's ``rows`` fit it.
+    """Read a folder's ``tokenizer.json`` or ``vocab.txt``.
 
-    Raises ArtifactMissing: the folder has neither. Raises ArtifactMismatch: the file holds no BERT
-    vocabulary, or one of another size.
+    Parameters
+    ----------
+    rows
+        Number of token embeddings in the checkpoint.
+
+    Raises
+    ------
+    ArtifactMissing
+        The folder has neither file.
+    ArtifactMismatch
+        The file contains no BERT vocabulary, or one of another size.
     """
     from transformers import BertTokenizer  # noqa: PLC0415  takes seconds
 
-    ready = folder / "tokenizer.json"
-    if not (ready.is_file() or (folder / "vocab.txt").is_file()):
+    file = folder / "tokenizer.json"
+    if not (file.is_file() or (folder / "vocab.txt").is_file()):
         raise ArtifactMissing(
-            f"{folder} has neither tokenizer.json nor vocab.txt; give one with bert-base-uncased's vocabulary"
+            f"{folder} has neither tokenizer.json nor vocab.txt; give a folder with the vocabulary "
+            "of bert-base-uncased"
         )
-    if ready.is_file():
-        tokenizer = read_tokenizer(ready)
+    if file.is_file():
+        tokenizer = read_tokenizer(file)
     else:
         tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -227,53 +244,96 @@ def find_bert_tokenizer(folder: Path, *, rows: int) -> Tokenizer:
     if missing or size not in (rows, rows - EXTRA_TOKENS):
         problem = f"lacks {', '.join(missing)}" if missing else f"has {size:,} tokens"
         raise ArtifactMismatch(
-            f"the vocabulary in {folder} {problem}, and the checkpoint was trained with "
-            f"{rows - EXTRA_TOKENS:,} and two more; give a folder with bert-base-uncased's vocabulary"
+            f"the vocabulary in {folder} {problem}, but the checkpoint was trained with "
+            f"{rows - EXTRA_TOKENS:,} tokens and two more; give a folder with the vocabulary of "
+            "bert-base-uncased"
         )
     return tokenizer
 
 
-def size_of(
-    tensors: Mapping[str, Tensor], name: str, *, rank: int = 2, what: str
-) -> tuple[int, ...]:
-    """Return the shape of a tensor that tells a size; raise :class:`ArtifactMismatch` where it cannot."""
-    tensor = tensors.get(name)
-    if tensor is None or tensor.dim() != rank or 0 in tensor.shape:
-        shape = "it is missing" if tensor is None else f"its shape is {tuple(tensor.shape)}"
-        raise ArtifactMismatch(
-            f"{what} needs a tensor {name} with {rank} dimensions, and {shape}; this is another model"
-        )
-    return tuple(tensor.shape)
+def convert(checkpoint: Checkpoint, architecture: Architecture) -> EncoderWeights:
+    """Check every name, shape and number of a checkpoint, and rename its weights.
+
+    Raises
+    ------
+    ArtifactMismatch
+        A tensor is missing, unknown, of another shape, or contains no weights.
+    """
+    tensors = checkpoint.tensors
+    source = f"{checkpoint.path} as {architecture}"
+    if architecture == "blip-ff":
+        config = _blip_config(tensors, source=source)
+    else:
+        config = _clip_config(tensors, source=source)
+        if architecture == "clip-ff":
+            mixer = _mixer_config(tensors, config, source=source)
+            config |= {"architectures": ["ClipFusion"], "mixer_config": mixer}
+    network = network_shapes(architecture, config)
+    expected = checkpoint_shapes(architecture, network)
+    unused = _UNUSED[architecture]
+    check_names(tensors, expected, tolerated=unused, source=source)
+    published = single_precision(tensors, expected, source=source)
+    return EncoderWeights(
+        weights={
+            name: _convert_tensor(name, published[_published_name(name, architecture)])
+            for name in network
+        },
+        config=config,
+        pixels=_pixel_settings(architecture, side=config["vision_config"]["image_size"]),
+        left_out=tuple(name for name in tensors if is_tolerated(name, unused)),
+    )
 
 
-def depth(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    """Return the layers of an image tower: 24 (ViT-L) where a name has layer 12 or above, else 12 (ViT-B)."""
-    later = tuple(f"{prefix}{layer}." for layer in range(12, 24))
-    return 24 if any(name.startswith(later) for name in tensors) else 12
+def checkpoint_shapes(architecture: Architecture, network: Shapes) -> Shapes:
+    """Return name and shape of every tensor in a checkpoint of a network with the given tensors."""
+    expected: Shapes = {f"{CLIP}logit_scale": ()} if architecture.startswith("clip") else {}
+    for name, shape in network.items():
+        published = _published_name(name, architecture)
+        if name in _TRANSPOSED:
+            expected[published] = shape[::-1]
+        elif published.rpartition(".")[2].startswith("in_proj_"):
+            expected[published] = (3 * shape[0], *shape[1:])
+        else:
+            expected[published] = shape
+    return expected
 
 
-def grid_of(positions: int, *, what: str) -> int:
-    """Return the patches along one side, from the number of positions: the patches and one for the class."""
-    side = math.isqrt(max(positions - 1, 0))
-    if side * side + 1 != positions:
-        raise ArtifactMismatch(
-            f"{what} has {positions} image positions, expected a square number and one"
-        )
-    return side
+def network_shapes(architecture: Architecture, config: Mapping[str, Any]) -> Shapes:
+    """Return name and shape of the tensors of our network, which is built without memory."""
+    from transformers import CLIPConfig, CLIPModel  # noqa: PLC0415  takes seconds
+
+    with torch.device("meta"):
+        network: nn.Module
+        match architecture:
+            case "clip-sf":
+                network = CLIPModel(CLIPConfig(**config))
+            case "clip-ff":
+                network = ClipFusion(config)
+            case "blip-ff":
+                network = BlipFusion(config)
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
 
 
-def heads_of(width: int) -> int:
-    """Return the attention heads of a tower of this width."""
-    if width % HEAD:
-        raise ArtifactMismatch(
-            f"the checkpoint has layers {width} wide, expected a multiple of {HEAD}"
-        )
-    return width // HEAD
+def _published_name(name: str, architecture: Architecture) -> str:
+    """Return the checkpoint's name of one of our network's tensors."""
+    if architecture.startswith("blip"):
+        return replace_parts(name, _BLIP_NAMES)
+    name = replace_parts(name, _CLIP_NAMES)
+    return name if name.startswith("t5_layers.") else CLIP + name
 
 
-def _pixel_settings(kind: EncoderKind, *, side: int) -> dict[str, Any]:
-    """Return ``preprocessor_config.json``: bicubic to ``side``, cropped (CLIP) or squashed (BLIP)."""
-    is_clip, square = kind.startswith("clip"), {"height": side, "width": side}
+def _convert_tensor(name: str, tensor: Tensor) -> Tensor:
+    """Return a checkpoint's tensor as our network stores it: transposed, or one of q, k and v."""
+    if name in _TRANSPOSED:
+        return tensor.t().contiguous()
+    attention = re.search(r"self_attn\.([qkv])_proj\.", name)
+    return tensor.chunk(3)["qkv".index(attention[1])] if attention else tensor
+
+
+def _pixel_settings(architecture: Architecture, *, side: int) -> dict[str, Any]:
+    """Return ``preprocessor_config.json``: images are cropped for CLIP, squashed for BLIP."""
+    is_clip = architecture.startswith("clip")
+    square = {"height": side, "width": side}
     return {
         "image_processor_type": "CLIPImageProcessor" if is_clip else "BlipImageProcessor",
         "do_convert_rgb": True,
@@ -289,100 +349,34 @@ def _pixel_settings(kind: EncoderKind, *, side: int) -> dict[str, Any]:
     }
 
 
-def convert(checkpoint: Checkpoint, kind: EncoderKind) -> EncoderWeights:
-    """Check every name, shape and number of a checkpoint, and give the weights our network's names.
+def _clip_config(tensors: Mapping[str, Tensor], *, source: str) -> dict[str, Any]:
+    """Read the settings of transformers' CLIPModel from the shapes of a few tensors."""
 
-    Raises ArtifactMismatch: a tensor is missing, unknown, of another shape, or holds no weights.
-    """
-    tensors, what = checkpoint.tensors, f"{checkpoint.path} as {kind}"
-    config = (
-        _blip_config(tensors, what=what)
-        if kind == "blip-ff"
-        else _clip_config(tensors, kind, what=what)
-    )
-    network = network_shapes(kind, config)
-    expected = checkpoint_shapes(kind, network)
-    check_names(tensors, expected, tolerated=_UNUSED[kind], what=what)
-    used = single_precision(tensors, expected, what=what)
-    return EncoderWeights(
-        weights={name: _converted(name, used[_published_name(name, kind)]) for name in network},
-        config=config,
-        pixels=_pixel_settings(kind, side=config["vision_config"]["image_size"]),
-        left_out=tuple(name for name in tensors if is_tolerated(name, _UNUSED[kind])),
-    )
-
-
-def checkpoint_shapes(kind: EncoderKind, network: Shapes) -> Shapes:
-    """Return every tensor of a checkpoint that a network with these tensors needs."""
-    expected: Shapes = {f"{CLIP}logit_scale": ()} if kind.startswith("clip") else {}
-    for name, shape in network.items():
-        published = _published_name(name, kind)
-        if name in _TRANSPOSED:
-            shape = shape[::-1]  # noqa: PLW2901
-        elif published.rpartition(".")[2].startswith("in_proj_"):
-            shape = (3 * shape[0], *shape[1:])  # noqa: PLW2901
-        expected[published] = shape
-    return expected
-
-
-def network_shapes(kind: EncoderKind, config: Mapping[str, Any]) -> Shapes:
-    """Return the tensors of the network that will load the weights, which is built without memory."""
-    from transformers import CLIPConfig, CLIPModel  # noqa: PLC0415  takes seconds
-
-    with torch.device("meta"):
-        network: nn.Module
-        match kind:
-            case "clip-sf":
-                network = CLIPModel(CLIPConfig(**config))
-            case "clip-ff":
-                network = ClipFusion(config)
-            case "blip-ff":
-                network = BlipFusion(config)
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
-
-def _published_name(name: str, kind: EncoderKind) -> str:
-    """Return the name in the checkpoint of one of our network's tensors."""
-    if kind.startswith("blip"):
-        return renamed(name, _BLIP_NAMES)
-    name = renamed(name, _CLIP_NAMES)
-    return name if name.startswith("t5_layers.") else CLIP + name
-
-
-def _converted(name: str, tensor: Tensor) -> Tensor:
-    if name in _TRANSPOSED:
-        return tensor.t().contiguous()
-    attention = re.search(r"self_attn\.([qkv])_proj\.", name)
-    return tensor.chunk(3)["qkv".index(attention[1])] if attention else tensor
-
-
-def _clip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str) -> dict[str, Any]:
-    """Read ``config.json`` off the shapes of a few tensors: transformers' CLIPModel, or our ClipFusion."""
-
-    def size(name: str, rank: int = 2) -> tuple[int, ...]:
-        return size_of(tensors, name, rank=rank, what=what)
+    def shape(name: str, rank: int = 2) -> tuple[int, ...]:
+        return shape_of(tensors, name, rank=rank, source=source)
 
     def tower(prefix: str, layers: int, width: int) -> dict[str, Any]:
         return {
             "hidden_act": ACTIVATION,
             "hidden_size": width,
-            "intermediate_size": size(f"{CLIP}{prefix}0.mlp.c_fc.weight")[0],
-            "num_attention_heads": heads_of(width),
+            "intermediate_size": shape(f"{CLIP}{prefix}0.mlp.c_fc.weight")[0],
+            "num_attention_heads": num_heads(width, source=source),
             "num_hidden_layers": layers,
             "projection_dim": dim,
         }
 
-    context, text = size(f"{CLIP}positional_embedding")
-    positions, vision = size(f"{CLIP}visual.positional_embedding")
-    dim, patch = size(f"{CLIP}visual.proj")[1], size(f"{CLIP}visual.conv1.weight", 4)[2]
-    images = "visual.transformer.resblocks."
-    config = {
+    context, text_width = shape(f"{CLIP}positional_embedding")
+    positions, image_width = shape(f"{CLIP}visual.positional_embedding")
+    dim = shape(f"{CLIP}visual.proj")[1]
+    patch = shape(f"{CLIP}visual.conv1.weight", 4)[2]
+    image_layers = "visual.transformer.resblocks."
+    return {
         "architectures": ["CLIPModel"],
         "model_type": "clip",
         "dtype": "float32",
         "projection_dim": dim,
         "text_config": {
-            **tower("transformer.resblocks.", 12, text),
+            **tower("transformer.resblocks.", 12, text_width),
             "model_type": "clip_text_model",
             "vocab_size": VOCABULARY,
             "max_position_embeddings": context,
@@ -391,43 +385,52 @@ def _clip_config(tensors: Mapping[str, Tensor], kind: EncoderKind, *, what: str)
             "pad_token_id": CLIP_END,
         },
         "vision_config": {
-            **tower(images, depth(tensors, CLIP + images), vision),
+            **tower(image_layers, num_layers(tensors, CLIP + image_layers), image_width),
             "model_type": "clip_vision_model",
-            "image_size": patch * grid_of(positions, what=what),
+            "image_size": patch * grid_side(positions, source=source),
             "patch_size": patch,
         },
     }
-    if kind == "clip-sf":
-        return config
-    first = "t5_layers.block.0.layer."
-    buckets, num_heads = size(f"{first}0.SelfAttention.relative_attention_bias.weight")
-    inner, width = size(f"{first}0.SelfAttention.q.weight")
-    if not text == dim == width:
+
+
+def _mixer_config(
+    tensors: Mapping[str, Tensor], clip_config: Mapping[str, Any], *, source: str
+) -> dict[str, Any]:
+    """Read the settings of CLIP-FF's T5 layers, which mix text tokens and image tokens."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        return shape_of(tensors, f"t5_layers.block.0.layer.{name}.weight", source=source)
+
+    buckets, heads = shape("0.SelfAttention.relative_attention_bias")
+    attention_width, width = shape("0.SelfAttention.q")
+    text_width = clip_config["text_config"]["hidden_size"]
+    image_width = clip_config["projection_dim"]
+    if not text_width == image_width == width:
         raise ArtifactMismatch(
-            f"{what}: text tokens are {text} wide, image tokens {dim}, the layers over both {width}; all "
-            "three must be equal"
+            f"{source}: the widths of text tokens ({text_width}), image tokens ({image_width}) and "
+            f"the layers that mix them ({width}) must be equal"
         )
-    mixer = {
+    return {
         "d_model": width,
-        "d_kv": inner // num_heads,
-        "d_ff": size(f"{first}1.DenseReluDense.wi.weight")[0],
+        "d_kv": attention_width // heads,
+        "d_ff": shape("1.DenseReluDense.wi")[0],
         "num_layers": 2,
-        "num_heads": num_heads,
+        "num_heads": heads,
         "relative_attention_num_buckets": buckets,
         **T5_SETTINGS,
     }
-    return config | {"architectures": ["ClipFusion"], "mixer_config": mixer}
 
 
-def _blip_config(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Any]:
-    """Read the settings of BLIP-FF: BERT attends to images."""
+def _blip_config(tensors: Mapping[str, Tensor], *, source: str) -> dict[str, Any]:
+    """Read the settings of BLIP-FF, whose BERT attends to images."""
 
-    def size(name: str, rank: int = 2) -> tuple[int, ...]:
-        return size_of(tensors, name, rank=rank, what=what)
+    def shape(name: str, rank: int = 2) -> tuple[int, ...]:
+        return shape_of(tensors, name, rank=rank, source=source)
 
-    width, _, patch, _ = size("visual_encoder.patch_embed.proj.weight", 4)
-    tokens, text_width = size("text_encoder.embeddings.word_embeddings.weight")
-    grid = grid_of(size("visual_encoder.pos_embed", 3)[1], what=what)
+    width, _, patch, _ = shape("visual_encoder.patch_embed.proj.weight", 4)
+    tokens, text_width = shape("text_encoder.embeddings.word_embeddings.weight")
+    max_tokens = shape("text_encoder.embeddings.position_embeddings.weight")[0]
+    grid = grid_side(shape("visual_encoder.pos_embed", 3)[1], source=source)
     return {
         "architectures": ["BlipFusion"],
         "model_type": "blip",
@@ -435,20 +438,18 @@ def _blip_config(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Any]:
             "vocab_size": tokens,
             "hidden_size": text_width,
             "encoder_hidden_size": width,
-            "intermediate_size": size("text_encoder.encoder.layer.0.intermediate.dense.weight")[0],
+            "intermediate_size": shape("text_encoder.encoder.layer.0.intermediate.dense.weight")[0],
             "num_hidden_layers": 12,
-            "num_attention_heads": heads_of(text_width),
-            "max_position_embeddings": size("text_encoder.embeddings.position_embeddings.weight")[
-                0
-            ],
+            "num_attention_heads": num_heads(text_width, source=source),
+            "max_position_embeddings": max_tokens,
             **BERT_SETTINGS,
-            "is_decoder": True,  # transformers' word for "attends to images"; nothing is decoded
+            "is_decoder": True,  # makes BERT attend to images; nothing is decoded
         },
         "vision_config": {
             "hidden_size": width,
-            "intermediate_size": size("visual_encoder.blocks.0.mlp.fc1.weight")[0],
-            "num_hidden_layers": depth(tensors, "visual_encoder.blocks."),
-            "num_attention_heads": heads_of(width),
+            "intermediate_size": shape("visual_encoder.blocks.0.mlp.fc1.weight")[0],
+            "num_hidden_layers": num_layers(tensors, "visual_encoder.blocks."),
+            "num_attention_heads": num_heads(width, source=source),
             "image_size": patch * grid,
             "patch_size": patch,
             "hidden_act": "gelu",
@@ -458,19 +459,62 @@ def _blip_config(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Any]:
     }
 
 
+def shape_of(
+    tensors: Mapping[str, Tensor], name: str, *, rank: int = 2, source: str
+) -> tuple[int, ...]:
+    """Return the shape of a tensor; ArtifactMismatch if it is missing, empty or of another rank."""
+    tensor = tensors.get(name)
+    if tensor is None or tensor.dim() != rank or 0 in tensor.shape:
+        problem = "it is missing" if tensor is None else f"its shape is {tuple(tensor.shape)}"
+        raise ArtifactMismatch(
+            f"{source} needs a tensor {name} with {rank} dimensions, but {problem}; this is "
+            "another model"
+        )
+    return tuple(tensor.shape)
+
+
+def num_layers(tensors: Mapping[str, Tensor], prefix: str) -> int:
+    """Return the number of layers of an image tower: 24 (ViT-L) or 12 (ViT-B)."""
+    later_layers = tuple(f"{prefix}{layer}." for layer in range(12, 24))
+    return 24 if any(name.startswith(later_layers) for name in tensors) else 12
+
+
+def num_heads(width: int, *, source: str) -> int:
+    """Return the number of attention heads of a tower; ArtifactMismatch for an impossible width."""
+    if width % HEAD_WIDTH:
+        raise ArtifactMismatch(
+            f"{source} has layers of width {width}, expected a multiple of {HEAD_WIDTH}"
+        )
+    return width // HEAD_WIDTH
+
+
+def grid_side(positions: int, *, source: str) -> int:
+    """Return the number of patches in a row of the image.
+
+    Positions are those of all patches, and one for the class.
+    """
+    side = math.isqrt(max(positions - 1, 0))
+    if side * side + 1 != positions:
+        raise ArtifactMismatch(
+            f"{source} has {positions} image positions, expected a square number plus one"
+        )
+    return side
+
+
 @command
 class ImportEncoder:
-    """Import one of UniIR's encoders: CLIP-SF, of GENIUS, for uniir:FOLDER; another one for fusion:FOLDER.
+    """Import one of UniIR's encoders: CLIP-SF as uniir:FOLDER, CLIP-FF or BLIP-FF as fusion:FOLDER.
 
-    The file is read without running any code in it; every tensor must have its name and shape. CLIP-SF's
-    folder opens as an ordinary CLIP in transformers and as clip:FOLDER, too.
+    GENIUS was trained on CLIP-SF. The file is read without executing code in it; every tensor must
+    have the expected name and shape. The folder of CLIP-SF also opens as an ordinary CLIP in
+    transformers and as clip:FOLDER.
     """
 
-    kind: Annotated[EncoderKind, tyro.conf.Positional]
-    """Which of the three."""
+    kind: Annotated[Architecture, tyro.conf.Positional]
+    """Architecture of the encoder."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
-    """The checkpoint, as torch.save wrote it (.pth)."""
+    """The checkpoint, a file of torch.save (.pth)."""
 
     out: Path
     """Folder of the encoder."""
@@ -481,12 +525,12 @@ class ImportEncoder:
     def run(self) -> None:
         """Import the encoder."""
         with TerminalProgress() as progress:
-            made = import_encoder(
+            manifest = import_encoder(
                 self.file, self.kind, self.out, progress=progress, tokenizer=self.tokenizer
             )
-            progress.say(f"sha256 of the checkpoint: {made.inputs['checkpoint']}")
+            progress.say(f"sha256 of the checkpoint: {manifest.inputs['checkpoint']}")
             spec = f"{'uniir' if self.kind == 'clip-sf' else 'fusion'}:{self.out}"
-            progress.say(f"encoder {made.fingerprint[:12]} is in {self.out}; use it as {spec}")
+            progress.say(f"encoder {manifest.fingerprint[:12]} is in {self.out}; use it as {spec}")
 
 
 main = partial(run, ImportEncoder, "published.encoders")

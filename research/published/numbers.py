@@ -1,7 +1,7 @@
-"""Published results on M-BEIR, Flickr30K and COCO, in percent; the numbers are in the CSV files beside this.
+"""Published results on M-BEIR, Flickr30K and COCO in percent, read from CSV files in this folder.
 
-On M-BEIR they are R@5, but R@10 for Fashion200K and FashionIQ. Of two lines with the same system, pool and
-weights the first is the reference. Numbers that are printed wrong somewhere are corrected.
+On M-BEIR they are R@5, but R@10 for Fashion200K and FashionIQ. If two lines have the same system,
+pool and weights, the first is the reference. Known misprints are corrected.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from research.settings import Pool
 
 Weights = Literal["paper", "released"]
 AVERAGE: Final = "average"
-"""The name of the papers' last line."""
+"""Name of the papers' last line."""
 PAPER_BEAM: Final = 50
-"""The beam with which the published numbers of GENIUS were measured."""
+"""The beam of the published measurements of GENIUS."""
 
 
 class RowSize(NamedTuple):
@@ -29,11 +29,11 @@ class RowSize(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A published number beside which ours may stand."""
+    """A published number that ours can be compared with."""
 
     system: str
     weights: Weights
-    """Whether the paper's own model was measured, or weights that its authors released later."""
+    """Whether the paper's model was measured, or weights that its authors released later."""
     value: float
     source: str
 
@@ -45,47 +45,45 @@ def _read(name: str) -> pd.DataFrame:
 SIZES: Final = {name: RowSize(*size) for name, *size in _read("sizes.csv").to_numpy().tolist()}
 """M-BEIR's 16 test rows in the papers' order."""
 UNION_SIZE: Final = sum(size.pool for size in SIZES.values())
-"""Candidates in the global test pool: the 16 local pools one after another."""
+"""Number of candidates in the global test pool, the concatenation of the 16 local pools."""
 RESULTS: Final = _read("results.csv")
-"""A line for each system, pool, weights and source, with a column for each row of :data:`SIZES`, empty where
-only the average is known."""
+"""A line for each system, pool, weights and source, with a column for each row of :data:`SIZES`;
+columns are empty if only the average was published."""
 CAPTION_SIZES: Final = {
     "flickr30k_task0": RowSize(5_000, 1_000),
     "mscoco_task0": RowSize(24_809, 5_000),
 }
-"""Different captions and pictures of Karpathy's test splits, as `research.karpathy` makes them."""
+"""Numbers of distinct captions and pictures of Karpathy's test splits, by `research.karpathy`."""
 
 COMPARABLE: Final = {"exact-raw": "CLIP_SF", "generative": "GENIUS", "generative+raw": "GENIUS^R"}
-"""Our method -> the published system that does the same: exact search over the encoder's own summed features,
-generation, generation re-ranked by those features."""
+"""Our method -> the equivalent published system: exact search over the encoder's summed features,
+generation, and generation re-ranked by those features."""
 
 
 def expected_size(name: str, pool: Pool) -> RowSize | None:
-    """Return the queries and candidates of a row of M-BEIR's; None for any other row."""
+    """Return the published size of a row of M-BEIR; None for any other row."""
     size = SIZES.get(name)
     return size if size is None or pool == "local" else RowSize(size.queries, UNION_SIZE)
 
 
 def references(name: str, pool: Pool, method: str) -> list[Reference]:
-    """Return what was published on one row for our method, released weights first."""
+    """Return a row's published numbers that compare with our method, released weights first."""
     if name not in SIZES:
         return []
-    own = RESULTS[(RESULTS["system"] == COMPARABLE.get(method)) & (RESULTS["pool"] == pool)]
-    own = own.dropna(subset=name).drop_duplicates("weights").sort_values("weights", ascending=False)
-    return [
-        Reference(*one) for one in own[["system", "weights", name, "source"]].to_numpy().tolist()
-    ]
+    results = RESULTS[(RESULTS["system"] == COMPARABLE.get(method)) & (RESULTS["pool"] == pool)]
+    results = results.dropna(subset=name).drop_duplicates("weights")
+    results = results.sort_values("weights", ascending=False)
+    columns = ["system", "weights", name, "source"]
+    return [Reference(*row) for row in results[columns].to_numpy().tolist()]
 
 
 def caption_references(name: str, method: str) -> list[Reference]:
-    """Return the R@5 that was published on one of :data:`CAPTION_SIZES` for our method."""
-    captions = _read("captions.csv")
-    own = captions[
-        (captions["system"] == COMPARABLE.get(method))
-        & (captions["dataset"] == name.partition("_")[0])
-    ]
-    systems = own["system"] + " trained on " + own["trained_on"]
+    """Return the published R@5 on one of :data:`CAPTION_SIZES` that compare with our method."""
+    results = _read("captions.csv")
+    results = results[results["system"] == COMPARABLE.get(method)]
+    results = results[results["dataset"] == name.partition("_")[0]]
+    systems = results["system"] + " trained on " + results["trained_on"]
     return [
         Reference(system, "paper", value, source)
-        for system, value, source in zip(systems, own["R@5"], own["source"], strict=True)
+        for system, value, source in zip(systems, results["R@5"], results["source"], strict=True)
     ]

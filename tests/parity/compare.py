@@ -35,13 +35,13 @@ from genius_search.search.beam import find_beams
 from genius_search.search.table import IdTable, SearchSegment
 from research.published.checkpoint import open_checkpoint
 from research.published.models import (
+    COPY_PREFIX,
+    EMBEDDING_TABLE,
+    EMBEDDING_TABLE_COPIES,
     GENERATOR_FILE,
-    INSIDE,
     QUANTIZER_FILE,
-    SHARED,
-    TIED,
     import_genius,
-    quantizer_parts,
+    read_quantizer,
 )
 
 WIDTHS = (1, 10, 50)
@@ -111,8 +111,8 @@ def write_published(reference: Reference, folder: Path) -> Files:
     first = "residual_rq.layers.0._codebook."
     for name in [name for name in quantizer if name.startswith(first)]:
         quantizer["vq._codebook." + name.removeprefix(first)] = quantizer[name].clone()
-    generator |= dict.fromkeys(TIED, generator[SHARED])
-    generator |= {INSIDE + name: tensor for name, tensor in quantizer.items()}
+    generator |= dict.fromkeys(EMBEDDING_TABLE_COPIES, generator[EMBEDDING_TABLE])
+    generator |= {COPY_PREFIX + name: tensor for name, tensor in quantizer.items()}
     files = Files(folder / QUANTIZER_FILE, folder / GENERATOR_FILE)
     torch.save(container(quantizer), files.quantizer)
     torch.save(container(generator), files.generator)
@@ -165,7 +165,7 @@ def imported(reference: Reference, folder: Path) -> tuple[Genius, Quantizer]:
     files = write_published(reference, folder)
     model = folder / "model"
     import_genius(*files, f"precomputed:{features}", model, progress=Silent())
-    part = quantizer_parts(open_checkpoint(files[0]))
+    part = read_quantizer(open_checkpoint(files[0]))
     quantizer = Quantizer(part.dim, part.config).eval()
     quantizer.load_state_dict(part.state)
     for file in files:

@@ -55,7 +55,7 @@ def test_search_finds_items_of_the_pool_each_once_best_first(workspace, tmp_path
         evaluation=workspace.evaluation,
         progress=Silent(),
     )
-    index = rival.index(rival.numbers[-50:])
+    index = rival.id_table(rival.numbers[-50:])
     assert index.num_items == 50
     for found in rival.search(index, torch.randn(3, workspace.model.dim), beam=10, k=7):
         assert len(found.items) == len(set(found.items.tolist())) == 7
@@ -146,7 +146,7 @@ def test_a_decoder_learns_the_ids_of_a_file_and_is_kept(workspace, id_file, tmp_
     opened = fit()
     query = torch.randn(1, workspace.model.dim)
     rankings = [
-        next(rival.search(rival.index(rival.numbers[:50]), query, beam=10, k=7))
+        next(rival.search(rival.id_table(rival.numbers[:50]), query, beam=10, k=7))
         for rival in (trained, opened)
     ]
     assert rankings[0].items.tolist() == rankings[1].items.tolist()

@@ -13,7 +13,7 @@ from genius_search.errors import ArtifactMismatch
 from genius_search.nn.generator import Generator
 from genius_search.nn.quantizer import Quantizer
 from research.published.checkpoint import Checkpoint
-from research.published.models import generator_parts, quantizer_parts
+from research.published.models import read_generator, read_quantizer
 
 
 def open_weights(weights):
@@ -22,7 +22,7 @@ def open_weights(weights):
 
 def parts_of(published):
     quantizer, generator = open_weights(published.quantizer), open_weights(published.generator)
-    return quantizer_parts(quantizer), generator_parts(generator, quantizer)
+    return read_quantizer(quantizer), read_generator(generator, quantizer)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -55,8 +55,8 @@ def test_all_sizes_are_read_off_the_shapes(
 def test_codebooks_that_were_never_started_are_refused(make_published):
     published = make_published()
     published.quantizer["residual_rq.layers.1._codebook.initted"] = torch.zeros(1)
-    with pytest.raises(ArtifactMismatch, match="never started"):
-        quantizer_parts(open_weights(published.quantizer))
+    with pytest.raises(ArtifactMismatch, match="never initialised"):
+        read_quantizer(open_weights(published.quantizer))
 
 
 def test_files_that_do_not_belong_together_are_refused(make_published):
