@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "genius_search"
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("src/genius_search", "research/baselines", "research/published", "research/synth")
 VAGUE = re.compile(
     "own|one|found|some|known|given|wanted|places?|kept|opened|usual|told|several|others|rest|much|many"
     "|things?|its?|them|kind"
@@ -91,8 +92,8 @@ def bad_shapes(path: Path) -> Iterator[str]:
                 yield f"{path}:{node.lineno}: a nested comprehension with a condition"
 
 
-PACKAGES = sorted({path.parent for path in SOURCE.rglob("*.py")})
-FILES = sorted(SOURCE.rglob("*.py"))
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PACKAGES = sorted({path.parent for path in FILES})
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)

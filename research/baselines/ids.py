@@ -188,7 +188,7 @@ def grace_numeric(data: TrainingSet) -> Ids:
 
 
 def grace_string(data: TrainingSet) -> Ids:
-    """Cut the numbers of :func:`grace_numeric` into pieces of three digits, like language models."""
+    """Cut the numbers of :func:`grace_numeric` into pieces of three digits."""
     return spell([spell_pieces(number) for number in _shuffled_numbers(data)], end=PIECES)
 
 

@@ -1,1 +1,1 @@
-"""Synthetic data sets in M-BEIR's layout."""
+"""A synthetic data set in M-BEIR's layout."""

@@ -1,54 +1,53 @@
-"""Texts about drawn products: captions, descriptions, cards, questions, edits.
+"""Texts about the products of the synthetic catalogue: captions, cards, questions, edits.
 
-Every text names all five attributes, each by one of its synonyms and in one of several orders, so that it
-fits exactly one product however it is worded.
+Every text names all five attributes, by random synonyms and in a random order, so that it describes
+exactly one product.
 """
 
 from __future__ import annotations
 
 import random
 
-from research.synth.world import SHAPES, WORDS, Attribute, Fact, FactKind, Product
+from research.synth.world import SHAPES, WORDS, Attribute, Fact, Product, Topic
 
 _TEXTS: dict[str, list[str]] = WORDS["texts"]
 
 
 def caption(product: Product, rng: random.Random) -> str:
-    """Describe a picture of the product."""
-    words = _description(product, rng)
+    """Return a description of a picture of the product."""
+    words = _combined_words(product, rng)
     words["ground"] = rng.choice(_TEXTS["grounds"]).format(**words)
     return _capital(rng.choice(_TEXTS["captions"]).format(**words))
 
 
 def description(product: Product, rng: random.Random) -> str:
-    """Describe the product as a customer who wants its card."""
-    words = _description(product, rng)
+    """Return the words of a customer who looks for the product's card."""
+    words = _combined_words(product, rng)
     return _capital(rng.choice(_TEXTS["descriptions"]).format(**words))
 
 
 def card_text(product: Product, *, number: str, price: str, rng: random.Random) -> str:
-    """Compose the text beside the picture on a card."""
+    """Return the text on a card, next to the picture."""
     words = _words(product, rng)
     look = [words["colour"], words["adjective"], f"{words['background']} backdrop", words["frame"]]
     rng.shuffle(look)
     return f"{_capital(words['noun'])}. {_capital(', '.join(look))}. Item {number}, {price}."
 
 
-def question(product: Product | None, kind: FactKind, rng: random.Random) -> str:
-    """Ask about a product named in words, or without one about the product in a picture."""
-    template = _template("questions", kind, rng)
-    return template.format(x=_named(product, rng) if product else rng.choice(_TEXTS["these"]))
+def question(product: Product | None, topic: Topic, rng: random.Random) -> str:
+    """Return a question about a product, or about that in a picture if ``product`` is None."""
+    template = _template("questions", topic, rng)
+    return template.format(x=_noun_phrase(product, rng) if product else rng.choice(_TEXTS["these"]))
 
 
 def fact_text(product: Product, fact: Fact, rng: random.Random) -> str:
-    """State a fact in a sentence that names its product."""
-    return _capital(
-        _template("statements", fact.kind, rng).format(x=_named(product, rng), v=fact.value)
-    )
+    """Return a sentence that states a fact and names its product."""
+    template = _template("statements", fact.topic, rng)
+    return _capital(template.format(x=_noun_phrase(product, rng), v=fact.value))
 
 
 def edit(target: Product, changed: Attribute, rng: random.Random) -> str:
-    """Say how the wanted product differs from the one in the picture."""
+    """Return how the target differs from the product in the picture."""
     words = _words(target, rng)
     match changed:
         case "shape":
@@ -63,12 +62,12 @@ def edit(target: Product, changed: Attribute, rng: random.Random) -> str:
 
 
 def changed_card_request(target: Product, changed: Attribute, rng: random.Random) -> str:
-    """Request the card of a product that differs from the one in the picture."""
+    """Return a request for the card of a product that differs from the one in the picture."""
     return f"{edit(target, changed, rng)}, {rng.choice(WORDS['card_tails'])}"
 
 
 def _words(product: Product, rng: random.Random) -> dict[str, str]:
-    """Choose words for each attribute."""
+    """Return random words for each attribute."""
     names = product.words()
     fill = WORDS["fills"][names["fill"]]
     words = {
@@ -82,18 +81,18 @@ def _words(product: Product, rng: random.Random) -> dict[str, str]:
     return words | {"a": _indefinite(words["background"])}
 
 
-def _description(product: Product, rng: random.Random) -> dict[str, str]:
-    """Choose words, and combine those of the thing, and those of background and frame."""
+def _combined_words(product: Product, rng: random.Random) -> dict[str, str]:
+    """Return random words, and phrases for the object and for background and frame."""
     words = _words(product, rng)
-    thing = rng.choice(_TEXTS["things"]).format(**words)
-    around = [rng.choice(_TEXTS["grounds"]).format(**words), words["frame"]]
-    rng.shuffle(around)
-    joined = rng.choice((", ", " and ")).join(around)
-    return words | {"thing": thing, "around": joined, "article": _article(words, thing)}
+    subject = rng.choice(_TEXTS["things"]).format(**words)
+    surroundings = [rng.choice(_TEXTS["grounds"]).format(**words), words["frame"]]
+    rng.shuffle(surroundings)
+    joined = rng.choice((", ", " and ")).join(surroundings)
+    return words | {"thing": subject, "around": joined, "article": _article(words, subject)}
 
 
-def _named(product: Product, rng: random.Random) -> str:
-    return "the {thing} {around}".format(**_description(product, rng))
+def _noun_phrase(product: Product, rng: random.Random) -> str:
+    return "the {thing} {around}".format(**_combined_words(product, rng))
 
 
 def _template(table: str, row: str, rng: random.Random) -> str:

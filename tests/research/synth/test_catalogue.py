@@ -37,7 +37,7 @@ def drawn_catalogue(tmp_path_factory) -> Path:
 def test_the_same_seed_gives_the_same_bytes_in_several_processes(
     drawn_catalogue, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(catalogue, "SINGLE_PROCESS", 0)
+    monkeypatch.setattr(catalogue, "MAX_SINGLE_PROCESS_PICTURES", 0)
     draw_catalogue(tmp_path / "again", seed=3, **SMALL)
     assert contents(tmp_path / "again") == contents(drawn_catalogue)
 
