@@ -1,4 +1,4 @@
-"""The examples of docs/http.md and docs/serve.md, as they stand there, against a service as it is started."""
+"""The examples of docs/http.md and docs/serve.md, run against a service."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGES = "".join(
     (Path(__file__).parents[2] / "docs" / name).read_text(encoding="utf-8")
     for name in ("http.md", "serve.md")
 )
-# A remark above a block, "<!-- not run: ... -->", says why it is not run.
+# Blocks below a comment such as "<!-- not run: needs a network -->" are not run.
 EXAMPLES = re.findall(r"(?<!-->\n)^```bash\n(.*?)^```", PAGES, re.MULTILINE | re.DOTALL)
 STRICT = """
 set -euo pipefail
@@ -29,7 +29,7 @@ curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@";
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_every_example_is_answered(trained, tmp_path):
     pool = next((trained.data / "cand_pool" / "global").glob("*test*.jsonl"))
     Index.create(tmp_path / "photos.index", pool, model=trained.model)
@@ -38,7 +38,7 @@ def test_every_example_is_answered(trained, tmp_path):
         assert len(EXAMPLES) >= 7
         for example in EXAMPLES:
             script = STRICT + example.replace("localhost:8000", url.removeprefix("http://"))
-            done = subprocess.run(  # noqa: S603
+            process = subprocess.run(  # noqa: S603
                 ["bash", "-c", script],  # noqa: S607
                 cwd=tmp_path,
                 env={**os.environ, "KEY": "anything"},
@@ -46,7 +46,8 @@ def test_every_example_is_answered(trained, tmp_path):
                 text=True,
                 check=False,
             )
-            assert done.returncode == 0, f"{example}\n{done.stdout[-1000:]}{done.stderr}"
+            output = process.stdout[-1000:] + process.stderr
+            assert process.returncode == 0, f"{example}\n{output}"
         with Image.open(tmp_path / "thumbnail.jpg") as thumbnail:
             assert thumbnail.size == (128, 85)
 

@@ -1,4 +1,7 @@
-"""Eight processes change and search one index; the long run is `python benchmarks/many_processes.py MODEL`."""
+"""Eight processes change and search an index.
+
+`python benchmarks/many_processes.py MODEL` runs them for longer.
+"""
 
 import subprocess
 import sys
@@ -17,14 +20,14 @@ def run(model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_readers_see_what_was_acknowledged_while_others_write_and_are_killed(trained):
-    done = run(trained.model, "--seconds", "2", "--changes", "10")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ", 0 wrong" in done.stdout
+def test_readers_see_acknowledged_changes_while_others_write_and_are_killed(trained):
+    process = run(trained.model, "--seconds", "2", "--changes", "10")
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert ", 0 wrong" in process.stdout
 
 
 @pytest.mark.parametrize("fault", ["lock", "stale"])
 def test_the_check_finds_a_fault(trained, fault):
-    done = run(trained.model, "--seconds", "60", "--fault", fault)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert " wrong\n" in done.stdout
+    process = run(trained.model, "--seconds", "60", "--fault", fault)
+    assert process.returncode == 1, process.stdout + process.stderr
+    assert " wrong\n" in process.stdout

@@ -1,4 +1,4 @@
-"""`genius mcp` as agents start it: over its standard output, and over HTTP."""
+"""`genius mcp` as agents start it: with standard input and output, and with HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def index(model, tmp_path_factory):
     return make_index(tmp_path_factory.mktemp("for agents"), model)
 
 
-def test_the_command_answers_over_its_standard_output(index):
+def test_the_command_answers_on_standard_output(index):
     server = StdioServerParameters(
         command=sys.executable, args=[*COMMAND, str(index.folder)], env=dict(os.environ)
     )
@@ -34,13 +34,13 @@ def test_the_command_answers_over_http(index):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = [sys.executable, *COMMAND, index.folder, "--http", "--port", str(port)]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as running:  # noqa: S603
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:  # noqa: S603
         try:
-            while running.poll() is None:
-                with socket.socket() as tried:
-                    if not tried.connect_ex(("127.0.0.1", port)):
+            while process.poll() is None:
+                with socket.socket() as client:
+                    if not client.connect_ex(("127.0.0.1", port)):
                         break
                 time.sleep(0.1)
             assert ids(call(f"http://127.0.0.1:{port}/mcp", "search", where=["price=3"])) == ["1:3"]
         finally:
-            running.terminate()
+            process.terminate()

@@ -1,4 +1,4 @@
-"""The notebooks in docs/notebooks/ run from beginning to end, without a network, and are stored without outputs."""
+"""The notebooks in docs/notebooks/ run without a network, and are stored without outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTEBOOKS = sorted(Path(__file__).parents[2].glob("docs/notebooks/*.ipynb"))
 PATH = os.pathsep.join(
     filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
 )
-"""Notebooks use the laboratory of the clone."""
+"""Notebooks import `research` from the clone."""
 RUN = """
 import ast, json, sys
 
@@ -32,8 +32,8 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
             value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
             print(getattr(value, "_repr_html_", value.__repr__)())
 """
-SHOWN = {"photos": "PIL.Image.Image", "texts": "bicycle's chain", "train": "<td>"}
-"""A part of what each notebook shows."""
+OUTPUTS = {"photos": "PIL.Image.Image", "texts": "bicycle's chain", "train": "<td>"}
+"""A part of the output of each notebook."""
 
 
 def read(notebook):
@@ -41,13 +41,9 @@ def read(notebook):
 
 
 def missing_packages(notebook):
-    """Return the packages of the extras that a notebook says it needs and that are not installed."""
+    """Return packages that are not installed, of the extras that a notebook names."""
     text = "".join(line for cell in read(notebook)["cells"] for line in cell["source"])
-    extras = {
-        extra
-        for found in re.findall(r"genius-search\[([\w,]+)\]", text)
-        for extra in found.split(",")
-    }
+    extras = set(",".join(re.findall(r"genius-search\[([\w,]+)\]", text)).split(",")) - {""}
     assert extras <= set(EXTRAS.values())
     return [
         package
@@ -66,7 +62,7 @@ def missing_packages(notebook):
 def test_a_notebook_runs(notebook, tmp_path):
     if missing := missing_packages(notebook):
         pytest.skip(f"{notebook.name} needs {', '.join(missing)}")
-    done = subprocess.run(  # noqa: S603  in a process of its own, where types are not checked
+    process = subprocess.run(  # noqa: S603  another process, because this one checks types
         [sys.executable, "-c", RUN, notebook],
         cwd=tmp_path,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": PATH},
@@ -74,8 +70,8 @@ def test_a_notebook_runs(notebook, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert SHOWN[notebook.stem] in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert OUTPUTS[notebook.stem] in process.stdout
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""The script for Slurm, where `srun` starts its commands on this machine."""
+"""The script for Slurm, with an `srun` that starts commands on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = ("--preset", "tiny", "--encoder", "small")
 
 @pytest.fixture
 def run(tmp_path):
-    """Run a script with words, where `srun` is a line of bash."""
+    """Run a script with arguments, and with a line of bash as `srun`."""
 
     def run(script: str, srun: str, *words: object) -> str:
         commands = {
@@ -38,7 +38,7 @@ def run(tmp_path):
             "JOB_ID": "7",
             "JOB_NODELIST": "n[1-2]",
         }
-        done = subprocess.run(  # noqa: S603
+        process = subprocess.run(  # noqa: S603
             ["/bin/bash", DEPLOY / script, *map(str, words)],
             env={
                 **os.environ,
@@ -50,8 +50,8 @@ def run(tmp_path):
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stderr
+        assert process.returncode == 0, process.stderr
+        return process.stderr
 
     return run
 

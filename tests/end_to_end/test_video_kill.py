@@ -1,4 +1,4 @@
-"""A process that is killed while it decodes a video, or encodes its frames, can be run again."""
+"""A process that is killed while it decodes a video, or encodes its frames, can be restarted."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def start(index: Path, videos: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize(
     "pattern", ["genius-search/videos/.*.partial/*", "genius-search/videos/*/result.json"]
 )
-def test_a_killed_run_continues_with_the_videos_that_it_has_not_read(
-    tmp_path, monkeypatch, pattern
-):
+def test_a_killed_run_continues_with_unread_videos(tmp_path, monkeypatch, pattern):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(open_module, "entry_points", colour_plugins)
     videos = tmp_path / "videos"

@@ -33,22 +33,22 @@ def free_port(host: str) -> int:
         return int(free.getsockname()[1])
 
 
-def children_of(process: int) -> list[int]:
-    """Return the processes that a process started, and those that these started."""
-    parents: dict[int, list[int]] = {}
-    for place in Path("/proc").iterdir():
-        if place.name.isdecimal():
+def descendants_of(process: int) -> list[int]:
+    """Return all descendants of a process."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
             try:
-                parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            parents.setdefault(parent, []).append(int(place.name))
-    found, left = [], [process]
-    while left:
-        new = parents.get(left.pop(), [])
-        found += new
-        left += new
-    return found
+            children.setdefault(parent, []).append(int(entry.name))
+    descendants, unvisited = [], [process]
+    while unvisited:
+        new = children.get(unvisited.pop(), [])
+        descendants += new
+        unvisited += new
+    return descendants
 
 
 def command_of(process: int) -> str:
@@ -59,7 +59,7 @@ def command_of(process: int) -> str:
 
 
 class Node:
-    """A node of a Ray cluster; its processes are children of one that blocks."""
+    """A node of a Ray cluster; its processes are descendants of a process that blocks."""
 
     def __init__(self, cluster: RayCluster, address: str) -> None:
         words = [
@@ -79,7 +79,7 @@ class Node:
             words += [f"--address={HEAD}:{cluster.port}"]
         self._log = cluster.folder / f"{address}.log"
         with self._log.open("w") as log:
-            self.process = subprocess.Popen(  # noqa: S603  our own words
+            self.process = subprocess.Popen(  # noqa: S603
                 [Path(sys.executable).with_name("ray"), *words],
                 env=cluster.environment,
                 stdout=log,
@@ -92,11 +92,11 @@ class Node:
 
     def processes(self, name: str) -> list[int]:
         """Return the processes of the node whose command line contains a name."""
-        return [child for child in children_of(self.process.pid) if name in command_of(child)]
+        return [child for child in descendants_of(self.process.pid) if name in command_of(child)]
 
     def kill(self) -> None:
         """Kill all processes of the node at once."""
-        for process in [self.process.pid, *children_of(self.process.pid)]:
+        for process in [self.process.pid, *descendants_of(self.process.pid)]:
             try:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
@@ -131,13 +131,13 @@ class RayCluster:
         return f"{HEAD}:{self.port}"
 
     def restart(self, address: str) -> None:
-        """Start a node anew at an address whose node was killed."""
+        """Start another node at the address of a node that was killed."""
         self.nodes[address] = Node(self, address)
         self._wait()
 
     def genius(self, *words: object) -> subprocess.Popen[str]:
         """Start a command."""
-        return subprocess.Popen(  # noqa: S603  our own words
+        return subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "genius_search", *map(str, words)],
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -150,8 +150,11 @@ class RayCluster:
             node.kill()
 
     def _wait(self) -> None:
-        """Wait until all nodes have started; start those again that gave up because the machine is busy."""
-        until = time.monotonic() + START_SECONDS
+        """Wait until all nodes have started.
+
+        Workers that gave up, because the machine is busy, are started again.
+        """
+        deadline = time.monotonic() + START_SECONDS
         while not all(node.has_started for node in self.nodes.values()):
             ended = [
                 address for address, node in self.nodes.items() if node.process.poll() is not None
@@ -159,7 +162,7 @@ class RayCluster:
             for address in set(ended) - {HEAD}:
                 self.nodes[address].kill()
                 self.nodes[address] = Node(self, address)
-            if HEAD in ended or time.monotonic() > until:
+            if HEAD in ended or time.monotonic() > deadline:
                 logs = "".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
                 pytest.fail(f"the nodes did not start:\n{logs}")
             time.sleep(0.5)

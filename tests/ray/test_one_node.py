@@ -1,4 +1,4 @@
-"""Building and serving on one Ray node; only where Ray is installed, because its extra is large."""
+"""Building and serving on one Ray node; skipped without Ray, because its extra is large."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from genius_search.index.filters import UnknownField
 from genius_search.index.request import SearchRequest
 
 served = pytest.importorskip("genius_search.cluster.serve", reason="needs Ray")
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of Ray
 
 
 @pytest.fixture(scope="module")
@@ -69,58 +69,58 @@ def cluster_folder(node, trained, tmp_path_factory) -> Path:
     (folder / "notes").mkdir()
     for number in range(60):
         (folder / "notes" / f"{number}.txt").write_text(f"text {number}")
-    given = Settings(str(folder / "notes"), model=str(trained.model), embeddings="fused")
-    assert build_cluster(folder / "X", given, run=run_on_ray).items == 60
+    settings = Settings(str(folder / "notes"), model=str(trained.model), embeddings="fused")
+    assert build_cluster(folder / "X", settings, run=run_on_ray).items == 60
     return folder / "X"
 
 
 def copies() -> list[int]:
     """Return the processes of the copies."""
-    commands = {
-        one: (one / "cmdline").read_bytes() for one in Path("/proc").glob("[0-9]*") if one.is_dir()
-    }
-    return [int(one.name) for one, command in commands.items() if b"ServeReplica:X-" in command]
+    return [
+        int(process.name)
+        for process in Path("/proc").glob("[0-9]*")
+        if process.is_dir() and b"ServeReplica:X-" in (process / "cmdline").read_bytes()
+    ]
 
 
 def test_deployed_shards_answer_as_open_ones_and_again_after_all_copies_were_killed(
     cluster_folder, monkeypatch
 ):
-    here = Searcher.open(cluster_folder)
+    local = Searcher.open(cluster_folder)
     served.deploy(cluster_folder, copies=1)
     searcher = served.connect_searcher(cluster_folder)
     requests = [
         SearchRequest(text=f"a text, {number}", k=7, where=["name>3"] if number % 2 else ())
         for number in range(6)
     ]
-    expected = here.search(requests)
+    expected = local.search(requests)
 
     def check():
-        for found, known in zip(searcher.search(requests), expected, strict=True):
-            assert [hit.id for hit in found] == [hit.id for hit in known]
-            assert [hit.score for hit in found] == pytest.approx(
-                [hit.score for hit in known], abs=1e-5
-            )
+        for hits, local_hits in zip(searcher.search(requests), expected, strict=True):
+            assert [hit.id for hit in hits] == [hit.id for hit in local_hits]
+            scores = [hit.score for hit in local_hits]
+            assert [hit.score for hit in hits] == pytest.approx(scores, abs=1e-5)
 
     check()
     with pytest.raises(UnknownField, match="no item"):
         searcher.search("a text", where=["colour=red"])
 
-    # All copies are killed: if nobody waits for them, the answer is an error, never fewer hits.
+    # If nobody waits for copies that were killed, the answer is an error, never fewer hits.
     with monkeypatch.context() as patch:
         patch.setattr(served, "MAX_RETRY_SECONDS", 0.0)
         assert len(copies()) == 2
         for process in copies():
             os.kill(process, signal.SIGKILL)
         try:
-            check()  # Ray's router may know already, and waits for the copies that it starts
+            check()  # if Ray's router has noticed, it waits for the copies that it starts
         except DeadlinePassed as error:
-            assert "X-00000" in str(error)  # noqa: PT017  either is right
+            assert "X-00000" in str(error)  # noqa: PT017  both are right
 
-    # Ray Serve starts them again, which takes long on a busy machine.
+    # Ray Serve starts copies again, which takes long on a busy machine.
     monkeypatch.setattr(served, "MAX_RETRY_SECONDS", 600.0)
     check()
 
-    # Changes go to the copies, and are there at once.
+    # Changes reach the copies at once.
     assert searcher.add([{"id": "new", "text": "text 1"}]).added == 1
     assert "new" in [hit.id for hit in searcher.search("text 1", match="text 1")]
     assert searcher.delete(["new", "none"]).missing == ["none"]
