@@ -5,9 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
 # pip uses one core, and the compiler the other one. Without a compiler, the last command installs one.
+# The pip that comes with Python 3.11 takes twice as long to find what to install.
 define INSTALL
 $(PYTHON) -c $(CHECK_VERSION)
 $(PYTHON) -m venv $(VENV)
+$(PIP) --upgrade pip
 $(PYTHON) src/genius_search/native/build.py 2> /dev/null & GENIUS_COMPILE=later $(PIP) --editable $(PACKAGES); status=$$?; wait; exit $$status
 $(BIN)/python -m genius_search.native.build --install-compiler
 endef
