@@ -15,6 +15,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from genius_search.index.index import Index
+from genius_search.serve import workers
 from genius_search.serve.app import create_app
 from genius_search.serve.service import Service
 from genius_search.serve.workers import Worker
@@ -41,7 +42,7 @@ def folder(model, tmp_path):
     return make_index(tmp_path, model).folder
 
 
-def test_a_change_is_forwarded_to_the_first_worker_with_its_errors(folder, tmp_path):
+def test_a_change_is_forwarded_to_the_first_worker_with_its_errors(folder, tmp_path, monkeypatch):
     services = [Service({"things": Index.open(folder)}) for _ in range(2)]
     apps = [
         create_app(service, worker=Worker(number, tmp_path))
@@ -61,6 +62,7 @@ def test_a_change_is_forwarded_to_the_first_worker_with_its_errors(folder, tmp_p
         is_problem(second.post("/v1/feedback", json=choice | {"id": "nobody"}), 404)
         deleted = second.delete("/v1/items", params={"id": ["new", "nobody"]}).json()
         assert deleted == {"deleted": 1, "missing": ["nobody"]}
+    monkeypatch.setattr(workers, "START_SECONDS", 0.2)
     with TestClient(apps[1], base_url=LOCAL) as alone:
         gone = is_problem(alone.delete("/v1/items", params={"id": "1:1"}), 503)
         assert "first worker" in gone["detail"]
