@@ -1,9 +1,9 @@
 """Our model, imported from files in the published containers, against the authors' numbers.
 
 `golden.npz` holds what the authors' own classes computed (fp32, CPU) from weights that are a function of the
-checkpoint's tensor names, so no checkpoint is shipped: both files are written from the rule, in the published
-containers, and go through the importer that people use. As a program it prints the largest difference of every
-array: ``python tests/parity/compare.py``.
+checkpoint's tensor names, so no checkpoint is shipped. The tests convert the weights in memory, as the importer
+does. As a program it writes both files from the rule, in the published containers, imports them as people do, and
+prints the largest difference of every array: ``python tests/parity/compare.py``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from torch.nn import functional as F
 
 from genius_search.config import PAPER_SEARCH
 from genius_search.model import Genius
-from genius_search.nn.codebooks import sum_codes
+from genius_search.nn.codebooks import Codebooks, sum_codes
 from genius_search.nn.coder import Coder
+from genius_search.nn.generator import Generator
 from genius_search.nn.losses import alignment_loss, contrastive_loss
 from genius_search.nn.quantizer import Quantizer
 from genius_search.progress import Silent
 from genius_search.search.beam import find_beams
 from genius_search.search.table import IdTable, SearchSegment
-from research.published.checkpoint import open_checkpoint
+from research.published.checkpoint import Checkpoint, open_checkpoint
 from research.published.models import (
     COPY_PREFIX,
     EMBEDDING_TABLE,
@@ -41,6 +42,7 @@ from research.published.models import (
     GENERATOR_FILE,
     QUANTIZER_FILE,
     import_genius,
+    read_generator,
     read_quantizer,
 )
 
@@ -98,8 +100,8 @@ class Files(NamedTuple):
     generator: Path
 
 
-def write_published(reference: Reference, folder: Path) -> Files:
-    """The reference's weights as the authors would have saved them, optimizer, configuration and all."""
+def published_weights(reference: Reference) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The reference's weights of both files, with the copies that the authors save."""
     quantizer: dict[str, Tensor] = {}
     generator: dict[str, Tensor] = {}
     for name in reference.shapes:
@@ -113,6 +115,12 @@ def write_published(reference: Reference, folder: Path) -> Files:
         quantizer["vq._codebook." + name.removeprefix(first)] = quantizer[name].clone()
     generator |= dict.fromkeys(EMBEDDING_TABLE_COPIES, generator[EMBEDDING_TABLE])
     generator |= {COPY_PREFIX + name: tensor for name, tensor in quantizer.items()}
+    return quantizer, generator
+
+
+def write_published(reference: Reference, folder: Path) -> Files:
+    """The reference's weights as the authors would have saved them, optimizer, configuration and all."""
+    quantizer, generator = published_weights(reference)
     files = Files(folder / QUANTIZER_FILE, folder / GENERATOR_FILE)
     torch.save(container(quantizer), files.quantizer)
     torch.save(container(generator), files.generator)
@@ -156,8 +164,38 @@ def configuration() -> Any:
     return OmegaConf.create(plain)
 
 
-def imported(reference: Reference, folder: Path) -> tuple[Genius, Quantizer]:
-    """The reference's weights as a model, by way of the published files and the importer; and in training."""
+class Networks(NamedTuple):
+    """The reference's weights in our networks."""
+
+    codebooks: Codebooks
+    generator: Generator
+    quantizer: Quantizer
+    """The quantizer in training."""
+
+
+def converted(reference: Reference) -> Networks:
+    """The reference's weights in our networks, converted in memory."""
+    quantizer_weights, generator_weights = published_weights(reference)
+    quantizer_file = Checkpoint(Path(QUANTIZER_FILE), quantizer_weights)
+    generator_file = Checkpoint(Path(GENERATOR_FILE), generator_weights)
+    part = read_generator(generator_file, quantizer_file)
+    with torch.device("meta"):
+        generator = Generator(part.dim, part.sizes, part.config)
+    generator.load_state_dict(part.state, assign=True)
+    quantizer = quantizer_of(quantizer_file)
+    return Networks(quantizer.to_codebooks(), generator.eval(), quantizer)
+
+
+def quantizer_of(checkpoint: Checkpoint) -> Quantizer:
+    """The quantizer in training, with the weights of a stage-1 file."""
+    part = read_quantizer(checkpoint)
+    quantizer = Quantizer(part.dim, part.config).eval()
+    quantizer.load_state_dict(part.state)
+    return quantizer
+
+
+def imported(reference: Reference, folder: Path) -> Networks:
+    """The reference's weights in our networks, by way of the published files and the importer."""
     features = folder / "features"
     features.mkdir()
     np.save(features / "image_features.npy", reference.golden["img"])
@@ -165,12 +203,11 @@ def imported(reference: Reference, folder: Path) -> tuple[Genius, Quantizer]:
     files = write_published(reference, folder)
     model = folder / "model"
     import_genius(*files, f"precomputed:{features}", model, progress=Silent())
-    part = read_quantizer(open_checkpoint(files[0]))
-    quantizer = Quantizer(part.dim, part.config).eval()
-    quantizer.load_state_dict(part.state)
+    quantizer = quantizer_of(open_checkpoint(files.quantizer))
     for file in files:
         file.unlink()
-    return Genius.open(model), quantizer
+    opened = Genius.open(model)
+    return Networks(opened.codebooks, opened.generator, quantizer)
 
 
 class Measured(NamedTuple):
@@ -183,9 +220,9 @@ class Measured(NamedTuple):
 
 
 @torch.no_grad()
-def measure(reference: Reference, model: Genius, quantizer: Quantizer) -> Measured:
-    """Compute every array of the reference with our model."""
-    codebooks, generator = model.codebooks, model.generator
+def measure(reference: Reference, networks: Networks) -> Measured:
+    """Compute every array of the reference with our networks."""
+    codebooks, generator, quantizer = networks
     ours: dict[str, Tensor] = {}
     image = reference.numbers("img") * reference.numbers("img_mask")
     text = reference.numbers("txt") * reference.numbers("txt_mask")
@@ -257,7 +294,7 @@ def main() -> int:
     """Print the table."""
     reference = Reference.chosen()
     with TemporaryDirectory() as folder:
-        measured = measure(reference, *imported(reference, Path(folder)))
+        measured = measure(reference, imported(reference, Path(folder)))
     for name, difference in sorted(measured.largest.items()):
         whole = name.startswith("beam") or name.endswith("code")
         text = f"{difference:.0f} differ" if whole else f"{difference:.1e}"

@@ -25,7 +25,18 @@ def reference():
 
 
 @pytest.fixture(scope="session")
-def measured(reference, tmp_path_factory):
-    """Every array of the reference, computed by the imported model."""
-    with compare.TemporaryDirectory(dir=tmp_path_factory.getbasetemp()) as folder:
-        return compare.measure(reference, *compare.imported(reference, Path(folder)))
+def networks(reference):
+    """The reference's weights in our networks."""
+    return compare.converted(reference)
+
+
+@pytest.fixture(scope="session")
+def measured(reference, networks):
+    """Every array of the reference, computed by our networks."""
+    return compare.measure(reference, networks)
+
+
+@pytest.fixture(scope="session")
+def imported(reference, tmp_path_factory):
+    """The reference's weights in our networks, by way of the published files."""
+    return compare.imported(reference, tmp_path_factory.mktemp("published"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 
 def test_fused_embeddings_equal_the_authors(measured):
@@ -53,3 +55,13 @@ def test_every_array_of_the_reference_is_compared(measured, reference):
     given = {"img", "txt", "img_mask", "txt_mask", "target", "pool"}
     given |= {f"train_{side}_{what}" for side in "qc" for what in ("img", "txt", "mask")}
     assert set(measured.largest) == set(reference.golden) - given
+
+
+@pytest.mark.slow
+def test_the_published_files_give_these_very_weights(networks, imported):
+    for name, weight in networks.codebooks.weights.items():
+        np.testing.assert_array_equal(imported.codebooks.weights[name], weight, err_msg=name)
+    for network in ("generator", "quantizer"):
+        theirs = getattr(imported, network).state_dict()
+        for name, weight in getattr(networks, network).state_dict().items():
+            assert torch.equal(theirs[name], weight), name
