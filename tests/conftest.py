@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import gc
 import os
 import shutil
 import subprocess
@@ -38,6 +39,15 @@ settings.register_profile(
 )
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+gc.disable()
+
+
+def pytest_collection_finish():
+    """From here on, the garbage collector passes over what was imported, which is most of all objects."""
+    gc.freeze()
+    gc.enable()
 
 
 class Trained(NamedTuple):
