@@ -131,7 +131,7 @@ def write_keys(tmp_path):
     return write
 
 
-CHECKED = {"nn", "search", "model", "parity", "property"}
+CHECKED = {"nn", "search", "model"}
 """Folders of tests in which every call of a function on arrays is checked against its types."""
 
 
