@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 from PIL import Image
@@ -15,10 +15,9 @@ from genius_search.border import as_numbers
 from genius_search.data.features import ABSENT, ROW, LeftOut, Shard, to_float16
 from genius_search.data.images import SHORTEST_SIDE
 from genius_search.data.video import open_still
-from genius_search.encoders.base import Encoder, ItemKey, reads_images
+from genius_search.encoders.base import Encoder, ItemKey, JointEncoder, reads_images
 from genius_search.errors import BadImage
-from genius_search.nn.codebooks import AnyArray
-from genius_search.records import Modality
+from genius_search.records import MODALITY_CODES, Modality
 
 Element = TypeVar("Element")
 
@@ -43,12 +42,14 @@ class FeatureRow(NamedTuple):
     """Text for the encoder, including the instruction."""
     wanted: Modality | None = None
     """Modality that a query asks for; None for candidates."""
-    content_key: int = 0
-    """Hash of the contents, the key of saved features."""
 
 
-_Encode: TypeAlias = Callable[[list[Any], list[str], list[ItemKey]], AnyArray]
-"""Encodes pictures, texts and keys; pictures are None if they are not decoded."""
+KeyedRow: TypeAlias = tuple[int, FeatureRow]
+"""A hash of the contents of a row, with which its saved features are found, and the row."""
+InputKind: TypeAlias = Literal["image", "text", "both"]
+"""What an encoder reads of rows: images, texts, or both together for a single vector."""
+_BadImages: TypeAlias = dict[Path | None, BadImage]
+"""Unreadable images, each with the reason."""
 
 
 def chunks(items: Iterable[Element], size: int) -> Iterator[list[Element]]:
@@ -58,8 +59,17 @@ def chunks(items: Iterable[Element], size: int) -> Iterator[list[Element]]:
         yield chunk
 
 
-def encode_rows(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool) -> Shard:
-    """Encode rows into a shard.
+def encode_rows(
+    keyed_rows: Sequence[KeyedRow], encoder: Encoder, *, skip_bad_images: bool
+) -> Shard:
+    """Encode rows into a shard, each distinct input once.
+
+    A row of the shard refers to the rows of its features, by number::
+
+        input rows              encoded features                rows of the shard (ABSENT is −1)
+        a.jpg, "a dog"          image 0: a.jpg                  image 0, text 0
+        b.jpg                   image 1: b.jpg                  image 1, text ABSENT
+        a.jpg, "a cat"          text 0: "a dog", 1: "a cat"     image 0, text 1
 
     With ``skip_bad_images``, rows with unreadable images are left out. An encoder of texts then
     reads the texts of images, and images without a text are left out.
@@ -71,151 +81,111 @@ def encode_rows(rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images
     BadData
         Features are not finite.
     """
-    return _ShardEncoder(rows, encoder, skip_bad_images=skip_bad_images).encode()
-
-
-class _ShardEncoder:
-    """Encodes rows into a shard, each distinct input once, and records unreadable images.
-
-    A row of the shard refers to the rows of its features, by number:
-
-        input rows              encoded features                rows of the shard (ABSENT is −1)
-        a.jpg, "a dog"          image 0: a.jpg                  image 0, text 0
-        b.jpg                   image 1: b.jpg                  image 1, text ABSENT
-        a.jpg, "a cat"          text 0: "a dog", 1: "a cat"     image 0, text 1
-    """
-
-    def __init__(
-        self, rows: Sequence[FeatureRow], encoder: Encoder, *, skip_bad_images: bool
-    ) -> None:
-        self._rows = rows
-        self._encoder = encoder
-        self._skip_bad_images = skip_bad_images
-        self._bad_images: dict[Path | None, BadImage] = {}
-        if skip_bad_images and not reads_images(encoder):
-            self._replace_images_by_texts()
-
-    def encode(self) -> Shard:
-        """Return the shard of all rows except rows with unreadable images."""
-        encode_jointly = getattr(self._encoder, "joint_features", None)
-        if encode_jointly is not None:
-            image, image_rows = self._without_images()
-            text, text_rows = self._encode_pairs(encode_jointly)
+    bad_images: _BadImages = {}
+    rows = [row for _, row in keyed_rows]
+    if skip_bad_images and not reads_images(encoder):
+        rows = _replace_images_by_texts(rows, encoder, bad_images)
+    if hasattr(encoder, "joint_features"):
+        image, image_rows = np.zeros((0, encoder.dim), np.float16), [ABSENT] * len(rows)
+        text, text_rows = _encode_distinct(rows, "both", encoder, bad_images)
+    else:
+        image, image_rows = _encode_distinct(rows, "image", encoder, bad_images)
+        text, text_rows = _encode_distinct(rows, "text", encoder, bad_images)
+    shard_rows: list[tuple[int, int, int, int, int, int]] = []
+    left_out: list[LeftOut] = []
+    columns = zip(keyed_rows, rows, image_rows, text_rows, strict=True)
+    for (key, _), row, image_row, text_row in columns:
+        error = bad_images.get(row.image)
+        if error is None:
+            modality = MODALITY_CODES[row.modality]
+            target = ABSENT if row.wanted is None else MODALITY_CODES[row.wanted]
+            shard_rows.append((row.id, image_row, text_row, modality, target, key))
+        elif skip_bad_images:
+            left_out.append(LeftOut(row.id, str(error.file), error.reason))
         else:
-            image, image_rows = self._encode_images()
-            text, text_rows = self._encode_texts()
-        rows: list[tuple[int, int, int, int, int, int]] = []
-        left_out: list[LeftOut] = []
-        for row, image_row, text_row in zip(self._rows, image_rows, text_rows, strict=True):
-            error = self._bad_images.get(row.image)
-            if error is not None:
-                left_out.append(LeftOut(row.id, str(error.file), error.reason))
-                continue
-            target = ABSENT if row.wanted is None else row.wanted.code
-            rows.append((row.id, image_row, text_row, row.modality.code, target, row.content_key))
-        return Shard(np.array(rows, ROW), image, text, left_out)
+            raise BadImage(
+                error.file,
+                f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or find all "
+                "such images with `genius data check`",
+            )
+    return Shard(np.array(shard_rows, ROW), image, text, left_out)
 
-    def _replace_images_by_texts(self) -> None:
-        """Replace images by their texts alone; images without a text count as unreadable."""
-        reason = f"has no words, and {self._encoder.spec} reads texts only"
-        for row in self._rows:
-            if row.image and not row.text:
-                self._bad_images[row.image] = BadImage(row.image, reason)
-        self._rows = [
-            row._replace(image=None, modality=Modality.TEXT) if row.text else row
-            for row in self._rows
-        ]
 
-    # The keys of the next methods say which rows have the same input: by the item if features are
-    # looked up, by the contents otherwise. A row without this input has the key None.
+def _replace_images_by_texts(
+    rows: Sequence[FeatureRow], encoder: Encoder, bad_images: _BadImages
+) -> list[FeatureRow]:
+    """Replace images by their texts alone; images without a text count as unreadable."""
+    reason = f"has no words, and {encoder.spec} reads texts only"
+    for row in rows:
+        if row.image and not row.text:
+            bad_images[row.image] = BadImage(row.image, reason)
+    return [row._replace(image=None, modality=Modality.TEXT) if row.text else row for row in rows]
 
-    def _without_images(self) -> tuple[np.ndarray, list[int]]:
-        """Return no image features."""
-        return np.zeros((0, self._encoder.dim), np.float16), [ABSENT] * len(self._rows)
 
-    def _encode_pairs(self, encode: _Encode) -> tuple[np.ndarray, list[int]]:
-        """Encode image and text of each row together; the vector is stored as a text's feature."""
-        keys = [(row.image, row.text or "") for row in self._rows]
-        return self._encode_distinct(keys, encode, decode=True)
+def _encode_distinct(
+    rows: Sequence[FeatureRow],
+    kind: InputKind,
+    encoder: Encoder,
+    bad_images: _BadImages,
+) -> tuple[np.ndarray, list[int]]:
+    """Encode each distinct input of a kind; return the features, and the feature row of each row.
 
-    def _encode_images(self) -> tuple[np.ndarray, list[int]]:
-        """Encode the readable images."""
-        keys: list[Hashable] = []
-        for row in self._rows:
-            is_readable = row.image and row.image not in self._bad_images
-            key = row.image if self._encoder.needs_pixels else row.key
-            keys.append(key if is_readable else None)
-        return self._encode_distinct(
-            keys,
-            lambda pictures, _, item_keys: self._encoder.image_features(pictures, item_keys),
-            decode=self._encoder.needs_pixels,
-        )
-
-    def _encode_texts(self) -> tuple[np.ndarray, list[int]]:
-        """Encode the texts, those of rows with unreadable images included."""
-        keys: list[Hashable] = []
-        for row in self._rows:
-            key = row.text if self._encoder.needs_pixels else row.key
-            keys.append(key if row.text else None)
-        return self._encode_distinct(
-            keys,
-            lambda _, texts, item_keys: self._encoder.text_features(texts, item_keys),
-            decode=False,
-        )
-
-    def _encode_distinct(
-        self, keys: Sequence[Hashable], encode: _Encode, *, decode: bool
-    ) -> tuple[np.ndarray, list[int]]:
-        """Encode a row of each distinct key; return the features, and the feature row of each key.
-
-        Parameters
-        ----------
-        keys
-            of all rows; rows with the same key have the same input, and None has no input.
-        decode
-            whether images are decoded. Unreadable ones have no feature.
-        """
-        rows_by_key = {
-            key: row for key, row in zip(keys, self._rows, strict=True) if key is not None
-        }
-        parts = [np.zeros((0, self._encoder.dim), dtype=np.float16)]
-        feature_rows: dict[Hashable, int] = {}
-        batch_size = ENCODE_BATCH if self._encoder.needs_pixels else LOOK_UP_BATCH
-        for batch in chunks(rows_by_key.items(), batch_size):
-            pictures: list[Image.Image | None] = [None] * len(batch)
-            if decode:
-                pictures = self._open_images([row for _, row in batch])
-            inputs: list[tuple[Image.Image | None, str, ItemKey]] = []
-            for (key, row), picture in zip(batch, pictures, strict=True):
-                if decode and row.image in self._bad_images:
-                    continue
+    Unreadable images are added to ``bad_images``, and have no feature.
+    """
+    keys = _input_keys(rows, kind, encoder, bad_images)
+    rows_by_key = {key: row for key, row in zip(keys, rows, strict=True) if key is not None}
+    parts = [np.zeros((0, encoder.dim), dtype=np.float16)]
+    feature_rows: dict[Hashable, int] = {}
+    batch_size = ENCODE_BATCH if encoder.needs_pixels else LOOK_UP_BATCH
+    for batch in chunks(rows_by_key.items(), batch_size):
+        pictures: list[Image.Image | BadImage | None] = [None] * len(batch)
+        if kind == "both" or (kind == "image" and encoder.needs_pixels):
+            with ThreadPoolExecutor(2) as threads:
+                pictures = list(threads.map(_open_image, [row for _, row in batch]))
+        inputs: list[tuple[Image.Image | None, str, ItemKey]] = []
+        for (key, row), picture in zip(batch, pictures, strict=True):
+            if isinstance(picture, BadImage):
+                bad_images[row.image] = picture
+            else:
                 feature_rows[key] = len(feature_rows)
                 inputs.append((picture, row.text or "", row.key))
-            if inputs:
-                features = encode(*map(list, zip(*inputs, strict=True)))
-                parts.append(as_numbers(features, f"the features of {self._encoder.spec}"))
-        features = to_float16(np.concatenate(parts[1:] or parts))
-        return features, [feature_rows.get(key, ABSENT) for key in keys]
+        if inputs:
+            images, texts, item_keys = map(list, zip(*inputs, strict=True))
+            if kind == "both":
+                features = cast("JointEncoder", encoder).joint_features(images, texts, item_keys)
+            elif kind == "image":
+                features = encoder.image_features(images, item_keys)
+            else:
+                features = encoder.text_features(texts, item_keys)
+            parts.append(as_numbers(features, f"the features of {encoder.spec}"))
+    features = to_float16(np.concatenate(parts[1:] or parts))
+    return features, [feature_rows.get(key, ABSENT) for key in keys]
 
-    def _open_images(self, rows: Sequence[FeatureRow]) -> list[Image.Image | None]:
-        """Decode the images of rows in two threads; record unreadable ones, or raise for them."""
 
-        def decode(row: FeatureRow) -> Image.Image | None:
-            try:
-                if isinstance(row.picture, BadImage):
-                    raise row.picture
-                if row.image is None or row.picture is not None:
-                    return row.picture
-                return open_still(row.image, shortest_side=SHORTEST_SIDE)
-            except BadImage as error:
-                if not self._skip_bad_images:
-                    raise BadImage(
-                        error.file,
-                        f"{error.reason}; {row.key.role} {row.key.id} needs it. Restore it, or "
-                        "find all such images with `genius data check`",
-                    ) from None
-                self._bad_images[row.image] = error
-                return None
+def _input_keys(
+    rows: Sequence[FeatureRow], kind: InputKind, encoder: Encoder, bad_images: _BadImages
+) -> list[Hashable]:
+    """Return a key for each row, which rows with the same input share; None without an input.
 
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(decode, rows))
+    It is the key of the item if features are looked up, and the contents otherwise.
+    """
+    if kind == "both":
+        return [(row.image, row.text or "") for row in rows]
+    keys: list[Hashable] = []
+    for row in rows:
+        content = row.text if kind == "text" else row.image
+        if not content or (kind == "image" and row.image in bad_images):
+            keys.append(None)
+        else:
+            keys.append(content if encoder.needs_pixels else row.key)
+    return keys
+
+
+def _open_image(row: FeatureRow) -> Image.Image | BadImage | None:
+    """Return the decoded image of a row, or why it cannot be decoded; None without an image."""
+    if row.image is None or row.picture is not None:
+        return row.picture
+    try:
+        return open_still(row.image, shortest_side=SHORTEST_SIDE)
+    except BadImage as error:
+        return error

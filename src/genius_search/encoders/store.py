@@ -42,7 +42,7 @@ from genius_search.data.features import (
     write_shard,
 )
 from genius_search.encoders.base import Encoder
-from genius_search.encoders.rows import FeatureRow, encode_rows
+from genius_search.encoders.rows import FeatureRow, KeyedRow, encode_rows
 from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadData
 from genius_search.progress import Progress
 from genius_search.writing import ArtifactWriter, make_folder
@@ -93,7 +93,7 @@ class Blocks(Generic[Input]):
     def __init__(self, rows: int) -> None:
         self.size = rows
 
-    def note_time(self, encoded: Sequence[Input], seconds: float) -> None:
+    def note_time(self, encoded: Sequence[tuple[int, Input]], seconds: float) -> None:
         """Learn from the time that the encoding of a block took."""
 
     def is_save_due(self, unsaved_rows: int) -> bool:
@@ -112,13 +112,15 @@ class GrowingBlocks(Blocks[Input]):
         Returns whether the time of an encoded block predicts that of the next one.
     """
 
-    def __init__(self, max_rows: int, shows_speed: Callable[[Sequence[Input]], bool]) -> None:
+    def __init__(
+        self, max_rows: int, shows_speed: Callable[[Sequence[tuple[int, Input]]], bool]
+    ) -> None:
         super().__init__(min(FIRST_BLOCK_ROWS, max_rows))
         self._max_rows = max_rows
         self._shows_speed = shows_speed
         self._last_save = time.monotonic()
 
-    def note_time(self, encoded: Sequence[Input], seconds: float) -> None:
+    def note_time(self, encoded: Sequence[tuple[int, Input]], seconds: float) -> None:
         """Double the size if the next block would still be fast."""
         # The next block takes twice as long if it has twice the rows; saved ones take no time.
         if encoded and 2 * seconds < MAX_BLOCK_SECONDS and self._shows_speed(encoded):
@@ -140,7 +142,7 @@ class FeatureStore(Generic[Input]):
     folder
         Receives the parts, below a folder of the encoder; None keeps the features in memory.
     encode
-        Encodes a block of inputs into a shard, whose rows have the keys of the inputs.
+        Encodes a block of inputs, each with its key, into a shard, whose rows have the keys.
     earlier
         A folder of shards by the same encoder, whose features are used, too.
     """
@@ -149,7 +151,7 @@ class FeatureStore(Generic[Input]):
         self,
         folder: Path | None,
         encoder: Encoder,
-        encode: Callable[[Sequence[Input]], Shard],
+        encode: Callable[[Sequence[tuple[int, Input]]], Shard],
         *,
         earlier: Path | None = None,
     ) -> None:
@@ -208,7 +210,7 @@ class FeatureStore(Generic[Input]):
             start = time.monotonic()
             block_keys = np.array([key for key, _ in block], dtype=np.int64)
             is_saved = _contains(saved_keys, block_keys)
-            new = [value for (_, value), done in zip(block, is_saved, strict=True) if not done]
+            new = [entry for entry, done in zip(block, is_saved, strict=True) if not done]
             if number % share.total != share.number:
                 new = []
             if new:
@@ -360,22 +362,23 @@ def embed_unfinished(
     return features
 
 
-def keyed_rows(rows: Iterable[FeatureRow], encoder: Encoder) -> Iterator[tuple[int, FeatureRow]]:
-    """Yield each row with the key of its contents, which reads its picture."""
+def keyed_rows(rows: Iterable[FeatureRow], encoder: Encoder) -> Iterator[KeyedRow]:
+    """Yield each row with the key of its contents, for which its picture is read."""
+    last_image, picture = None, ""
     for row in rows:
-        picture = ""
-        if row.image is not None and encoder.needs_pixels and row.image.is_file():
-            with contextlib.suppress(OSError):  # the encoder reports a file that cannot be read
-                picture = file_fingerprint(row.image)
+        if row.image != last_image:  # the rows of a query, one for each instruction, are adjacent
+            last_image, picture = row.image, ""
+            if row.image is not None and encoder.needs_pixels and row.image.is_file():
+                with contextlib.suppress(OSError):  # the encoder reports that it cannot be read
+                    picture = file_fingerprint(row.image)
         target = None if row.wanted is None else row.wanted.value
-        key = key_of(row.id, *row.key, row.modality.value, target, row.text, picture)
-        yield key, row._replace(content_key=key)
+        yield key_of(row.id, *row.key, row.modality.value, target, row.text, picture), row
 
 
 def write_features(
     folder: Path,
     inputs_with_keys: Iterable[tuple[int, Input]],
-    encode: Callable[[Sequence[Input]], Shard],
+    encode: Callable[[Sequence[tuple[int, Input]]], Shard],
     encoder: Encoder,
     *,
     inputs: Mapping[str, str],

@@ -74,7 +74,6 @@ from genius_search.index.writer import (
     Passage,
     Writer,
     check_bits,
-    items_to_encode,
     open_writer,
     remove_work,
     stored_batches,
@@ -249,8 +248,7 @@ class PoolChanges:
             self._divide_texts()
         count = self._count_entries()
         if count:
-            entries = items_to_encode(self.entries(), self.pool.with_fields)
-            self.features = work.encode(entries, count, progress, pool=self.pool)
+            self.features = work.encode(self.entries(), count, progress, pool=self.pool)
             self.contents = self.features.contents
             self.left_out += self.features.left_out
 

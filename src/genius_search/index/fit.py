@@ -58,7 +58,6 @@ from genius_search.index.store import OWN_MODEL, WORK, IndexManifest
 from genius_search.index.writer import (
     Writer,
     alive_entries,
-    items_to_encode,
     remove_leftovers,
     remove_work,
 )
@@ -336,10 +335,7 @@ def _item_features(
         return stored_features(snapshot, model)
     with item_encoder(writer.folder, model.encoder) as work:
         features = work.encode(
-            items_to_encode(alive_entries(snapshot.segments)),
-            snapshot.num_alive,
-            progress,
-            has_contents=False,
+            alive_entries(snapshot.segments), snapshot.num_alive, progress, has_contents=False
         )
         work.save()
     refuse_left_out(features.left_out, model.encoder)

@@ -6,12 +6,12 @@ in ``.work/``, so that an interrupted run loses little.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int8, Int64, Shaped
@@ -19,7 +19,7 @@ from jaxtyping import Float32, Int8, Int64, Shaped
 from genius_search.artifact import fingerprint_of
 from genius_search.data.features import FeatureBatch, Features, LeftOut, Shard
 from genius_search.encoders.base import Encoder, ItemKey, reads_images
-from genius_search.encoders.rows import FeatureRow, encode_rows
+from genius_search.encoders.rows import FeatureRow, KeyedRow, encode_rows
 from genius_search.encoders.store import FeatureStore, GrowingBlocks, key_of
 from genius_search.errors import BadData, plural
 from genius_search.index.items import Item
@@ -28,6 +28,7 @@ from genius_search.index.pool import MAX_SHOWN_REASONS, Pool
 from genius_search.index.roots import ContentHash
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.store import PICTURES, WORK
+from genius_search.index.writer import Entry
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize, sum_features
 from genius_search.progress import Progress
@@ -37,6 +38,10 @@ from genius_search.training.codebooks import MAX_FIT_ITEMS
 MAX_BLOCK_IMAGES: Final = 32
 """Maximum number of pictures that are encoded together."""
 MAX_BLOCK_TEXTS: Final = 1024
+STORED_ITEMS: Final = Pool(lambda: iter(()))
+"""A pool that adds nothing to items, for those that an index has stored."""
+_KeyedItem: TypeAlias = tuple[int, tuple[int, Item]]
+"""The key of an item's saved features, its position, and the item."""
 
 
 class VectorFeatures(Features):
@@ -140,27 +145,27 @@ class ItemEncoder:
 
     def __init__(self, folder: Path, encoder: Encoder) -> None:
         self._folder, self._encoder = folder, encoder
-        self._store: FeatureStore[_NumberedItem] | None = None
+        self._store: FeatureStore[tuple[int, Item]] | None = None
 
     def encode(
         self,
-        items: Iterable[Item],
+        entries: Iterable[Entry],
         expected: int,
         progress: Progress,
         *,
-        pool: Pool | None = None,
+        pool: Pool = STORED_ITEMS,
         has_contents: bool = True,
     ) -> Features:
-        """Return the features of items; their ids are the positions of the items.
+        """Return the features of items and passages; their ids are the positions of the entries.
 
-        Items that cannot be read have no row, and are listed in ``left_out`` of the features.
+        Those that cannot be read have no row, and are listed in ``left_out`` of the features.
 
         Parameters
         ----------
-        items
-            Items with stamps.
+        entries
+            Items with stamps, and their passages.
         expected
-            The number of items.
+            The number of entries.
         pool
             Pool that the items are from, which adds the texts and fields inside their files.
         has_contents
@@ -175,12 +180,10 @@ class ItemEncoder:
         self._store = FeatureStore(
             self._folder / WORK,
             self._encoder,
-            partial(
-                self._encode_block, pool=pool or Pool(lambda: iter(())), has_contents=has_contents
-            ),
+            partial(self._encode_block, pool=pool, has_contents=has_contents),
         )
         features, positions = self._store.encode(
-            _number_items(items),
+            _keyed_items(entries, pool),
             GrowingBlocks(
                 MAX_BLOCK_IMAGES if self._has_pixels else MAX_BLOCK_TEXTS, self._shows_speed
             ),
@@ -199,105 +202,91 @@ class ItemEncoder:
         """Whether the encoder decodes pictures, which takes longer than texts."""
         return self._encoder.needs_pixels and reads_images(self._encoder)
 
-    def _shows_speed(self, encoded: Sequence[_NumberedItem]) -> bool:
+    def _shows_speed(self, encoded: Sequence[_KeyedItem]) -> bool:
         """Return whether the time of a block predicts that of the next one.
 
         Texts say nothing about the time of pictures.
         """
-        return not self._has_pixels or all(entry.item.image for entry in encoded)
+        return not self._has_pixels or all(item.image for _, (_, item) in encoded)
 
     def _encode_block(
-        self, block: Sequence[_NumberedItem], *, pool: Pool, has_contents: bool
+        self, block: Sequence[_KeyedItem], *, pool: Pool, has_contents: bool
     ) -> Shard:
         """Encode items into a shard with their content hashes."""
         pictures = self._read_pictures(block, pool)
+        digests = {path: picture.digest for path, picture in pictures.items()}
         contents: dict[int, str | None] = {}
-        if has_contents:
-            digests = {path: picture.digest for path, picture in pictures.items()}
-            for number, _, item in block:
+        names: dict[int, str] = {}
+        rows: list[KeyedRow] = []
+        left_out: list[LeftOut] = []
+        for key, (number, item) in block:
+            if has_contents:
                 content = ContentHash.of(item, self._folder, digests.get if digests else None)
                 contents[number] = None if content is None else str(content)
-        unreadable = [] if reads_images(self._encoder) else self._find_unreadable(block, pictures)
-        bad_numbers = {problem.id for problem in unreadable}
-        rows = [
-            self._row(entry._replace(item=pool.with_fields(entry.item)), pictures)
-            for entry in block
-            if entry.number not in bad_numbers
-        ]
+            if item.image is not None and item.image.startswith(f"{PICTURES}/"):
+                names[number] = item.id  # its file's name is a hash
+            path = None if item.image is None else self._folder / item.image
+            picture = PictureFile() if path is None else pictures.get(path, PictureFile())
+            if picture.problem is not None and not reads_images(self._encoder):
+                left_out.append(LeftOut(number, str(picture.problem.file), picture.problem.reason))
+            else:
+                rows.append((key, self._row(number, pool.with_fields(item), path, picture)))
         shard = encode_rows(rows, self._encoder, skip_bad_images=True)
-        # A stored picture is reported by the id of its item, since its name is a hash.
-        item_ids = {
-            entry.number: entry.item.id
-            for entry in block
-            if (entry.item.image or "").startswith(f"{PICTURES}/")
-        }
+        left_out += shard.left_out
         return shard._replace(
             contents=[contents[number] for number in shard.rows["id"].tolist()] if contents else (),
             left_out=[
-                problem._replace(file=item_ids.get(problem.id, problem.file))
-                for problem in (*unreadable, *shard.left_out)
+                problem._replace(file=names.get(problem.id, problem.file)) for problem in left_out
             ],
         )
 
-    def _read_pictures(self, block: Sequence[_NumberedItem], pool: Pool) -> dict[Path, PictureFile]:
+    def _read_pictures(self, block: Sequence[_KeyedItem], pool: Pool) -> dict[Path, PictureFile]:
         """Read the files of a block's pictures, each once, in two threads.
 
         Pictures whose features are looked up are not opened.
         """
         if not self._has_pixels and reads_images(self._encoder):
             return {}
-        paths = {self._folder / entry.item.image: None for entry in block if entry.item.image}
+        paths = {self._folder / item.image: None for _, (_, item) in block if item.image}
         read: Callable[[Path], PictureFile] = partial(read_picture, decodes=self._has_pixels)
         if pool.has_files:  # their metadata is used again when the items are written
             read = pool.pictures.open if self._has_pixels else pool.pictures.get
         with ThreadPoolExecutor(2) as threads:
             return dict(zip(paths, threads.map(read, paths), strict=True))
 
-    def _find_unreadable(
-        self, block: Sequence[_NumberedItem], pictures: Mapping[Path, PictureFile]
-    ) -> list[LeftOut]:
-        """Return the pictures that no program can open."""
-        unreadable = []
-        for number, _, item in block:
-            problem = pictures[self._folder / item.image].problem if item.image else None
-            if problem is not None:
-                unreadable.append(LeftOut(number, str(problem.file), problem.reason))
-        return unreadable
-
-    def _row(self, entry: _NumberedItem, pictures: Mapping[Path, PictureFile]) -> FeatureRow:
+    def _row(self, number: int, item: Item, path: Path | None, picture: PictureFile) -> FeatureRow:
         """Return the row of an item; without pictures, it is a text, the item's description."""
-        item = entry.item
-        row = FeatureRow(
-            id=entry.number,
+        is_text = not reads_images(self._encoder)
+        return FeatureRow(
+            id=number,
             key=ItemKey("candidate", item.id),
-            modality=Modality.TEXT,
-            text=format_text(item.description),
-            content_key=entry.key,
+            modality=Modality.TEXT if is_text else item.modality,
+            image=None if is_text else path,
+            picture=None if is_text else picture.problem or picture.pixels,
+            text=format_text(item.description if is_text else item.text),
         )
-        if not reads_images(self._encoder):
-            return row
-        row = row._replace(modality=item.modality, text=format_text(item.text))
-        if item.image is None:
-            return row
-        path = self._folder / item.image
-        picture = pictures.get(path, PictureFile())
-        return row._replace(image=path, picture=picture.problem or picture.pixels)
 
 
-class _NumberedItem(NamedTuple):
-    """An item to encode, with its position and the key of its contents."""
+def _keyed_items(entries: Iterable[Entry], pool: Pool) -> Iterator[_KeyedItem]:
+    """Yield each item, and each passage as an item, as an encoder reads them.
 
-    number: int
-    key: int
-    item: Item
+    A passage is a text, or a frame of a video.
+    """
+    for number, entry in enumerate(entries):
+        if isinstance(entry, Item):
+            item = encoded = entry
+        elif entry.is_frame:
+            from genius_search.data.video import frame_file  # noqa: PLC0415  few items are videos
 
-
-def _number_items(items: Iterable[Item]) -> Iterator[tuple[int, _NumberedItem]]:
-    """Yield the key of each item, and the item with its position."""
-    for number, item in enumerate(items):
+            frame = frame_file(Path(item.image or ""), entry.moment or 0)
+            frame_id = f"{item.id}\n@{entry.moment}"
+            encoded = Item(frame_id, Modality.IMAGE, None, str(frame), stamp=item.stamp)
+        else:
+            text = pool.with_fields(item).description[entry.start : entry.end]
+            encoded = Item(f"{item.id}\n{entry.start}", Modality.TEXT, text, stamp=item.stamp)
         # Text in a picture is read after the picture was encoded, and changes its description.
-        key = key_of(item.stamp, item.id, item.picture_words or "")
-        yield key, _NumberedItem(number, key, item)
+        key = key_of(encoded.stamp, encoded.id, encoded.picture_words or "")
+        yield key, (number, encoded)
 
 
 @contextmanager

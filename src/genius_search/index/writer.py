@@ -176,33 +176,6 @@ Batch: TypeAlias = tuple[Sequence[Entry], ItemArrays]
 """Items and passages that are written together, and their arrays, one row for each entry."""
 
 
-def items_to_encode(
-    entries: Iterable[Entry], add_file_fields: Callable[[Item], Item] = lambda item: item
-) -> Iterator[Item]:
-    """Yield each item, and each passage as an item, as an encoder reads them.
-
-    A passage is a text, or a frame of a video.
-
-    Parameters
-    ----------
-    add_file_fields
-        Adds to an item the text and fields that are stored inside its file.
-    """
-    for entry in entries:
-        if isinstance(entry, Item):
-            item = entry
-            yield item
-        elif entry.is_frame:
-            from genius_search.data.video import frame_file  # noqa: PLC0415  searches need no PIL
-
-            frame = frame_file(Path(item.image or ""), entry.moment or 0)
-            frame_id = f"{item.id}\n@{entry.moment}"
-            yield Item(frame_id, Modality.IMAGE, None, str(frame), stamp=item.stamp)
-        else:
-            text = add_file_fields(item).description[entry.start : entry.end]
-            yield Item(f"{item.id}\n{entry.start}", Modality.TEXT, text, stamp=item.stamp)
-
-
 def append_rows(path: Path, rows: Shaped[np.ndarray, ...]) -> None:
     """Append rows to an ``.npy`` file, which is created if it does not exist.
 

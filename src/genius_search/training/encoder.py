@@ -158,7 +158,7 @@ def _embed_prepared(
     return write_features(
         folder,
         zip(source.keys.tolist(), range(len(source)), strict=True),
-        lambda rows: embed(source.shard(np.array(rows))),
+        lambda keyed: embed(source.shard(np.array([row for _, row in keyed]))),
         encoder,
         inputs={"records": manifest.inputs["records"]},
         part_rows=PREPARED_PART_ROWS,

@@ -185,7 +185,9 @@ def test_left_out_pictures_are_listed_and_the_others_keep_their_features(tmp_pat
     features = run(image_rows(pictures), Encoder(), tmp_path / "f", skip_bad_images=True)
     assert features.ids.tolist() == [0, 2, 3, 4]
     assert features.gather(np.arange(4)).image[:, 2].tolist() == [0, 40, 60, 80]
-    left_out = encode_rows(image_rows(pictures), Encoder(), skip_bad_images=True).left_out
+    left_out = encode_rows(
+        list(enumerate(image_rows(pictures))), Encoder(), skip_bad_images=True
+    ).left_out
     assert [(row.id, row.file) for row in left_out] == [
         (1, str(pictures[1])),
         (5, str(pictures[5])),

@@ -105,7 +105,7 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
     again = []
 
     def encode(rows, encoder, **options):
-        again.extend(row.image.name for row in rows)
+        again.extend(row.image.name for _, row in rows)
         return encode_rows(rows, encoder, **options)
 
     monkeypatch.setattr(source, "encode_rows", encode)
