@@ -13,7 +13,7 @@ The second is the least score that first hits usually have (:func:`measure_least
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -22,9 +22,9 @@ from jaxtyping import Float32, Int8, Shaped
 
 from genius_search.border import as_numbers
 from genius_search.config import MAX_EXHAUSTIVE_POOL, SearchSettings
-from genius_search.index.encode import EncodedQuery
+from genius_search.index.candidates import CandidateSearch
+from genius_search.index.encode import EncodedQuery, QueryEncoder
 from genius_search.index.items import Item
-from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchRequest
 from genius_search.index.settings import default_settings
 from genius_search.index.snapshot import Snapshot
@@ -87,6 +87,7 @@ MAX_LEAST_SCORE_QUERIES: Final = 300
 they are encoded."""
 MIN_LEAST_SCORE_QUERIES: Final = 40
 """Least scores are not measured with fewer queries."""
+NO_ROW: Final = -1
 LEAST_SCORE_QUANTILE: Final = 0.03
 """Share of the searches whose first hits score below the least score."""
 
@@ -270,16 +271,20 @@ class _Trial:
 
         The products do not contain the correction for densities.
         """
-        searcher = SnapshotSearcher(self._model, self._snapshot, settings)
-        encoded = [EncodedQuery.of_vector(query, NUM_NEAREST_ITEMS) for query in self.queries]
-        rankings = searcher.rank(encoded)
+        search = CandidateSearch(self._model, self._snapshot, settings)
+        rankings = search.rank(
+            [EncodedQuery.of_vector(query, NUM_NEAREST_ITEMS) for query in self.queries]
+        )
+        rows = np.concatenate([ranking.items for ranking in rankings])
+        segments = np.concatenate([ranking.segments for ranking in rankings])
+        vectors = np.empty((len(rows), self._model.dim), dtype=np.float32)
+        for number, segment in enumerate(self._snapshot.segments):
+            is_inside = segments == number
+            vectors[is_inside] = segment.vectors(self._model.ranker)(rows[is_inside])
+        ends = np.cumsum([len(ranking.items) for ranking in rankings])
         products = []
-        for query, ranking in zip(self.queries, rankings, strict=True):
-            vectors = []
-            for number, segment in enumerate(self._snapshot.segments):
-                rows = ranking.items[ranking.segments == number]
-                vectors.append(segment.vectors(self._model.ranker)(rows))
-            products.append(np.sort(np.concatenate(vectors) @ query)[::-1])
+        for query, of_query in zip(self.queries, np.split(vectors, ends[:-1]), strict=True):
+            products.append(np.sort(of_query @ query)[::-1])
         return products
 
 
@@ -304,34 +309,38 @@ def measure_least_scores(
     least = {}
     for modality in snapshot.modalities:
         request = partial(SearchRequest, modality=modality, hybrid=False, k=2)
-        requests = [("", request(vector=vector)) for vector in vectors]
-        for item, phrase in _draw_phrases(items, modality, random):
-            requests.append((item.id, request(text=phrase)))
+        requests = [request(vector=vector) for vector in vectors]
+        own_rows = [NO_ROW] * len(requests)
+        for item, row in zip(items, rows.tolist(), strict=False):
+            phrase = _draw_phrase(item, modality, random)
+            if phrase is not None:
+                requests.append(request(text=phrase))
+                own_rows.append(row)
         if len(requests) >= MIN_LEAST_SCORE_QUERIES:
-            first_scores = _first_scores(model, snapshot, requests)
+            first_scores = _first_scores(model, snapshot, requests, own_rows)
             least[modality.value] = float(np.quantile(first_scores, LEAST_SCORE_QUANTILE))
     return least
 
 
-def _draw_phrases(
-    items: Iterable[Item], modality: Modality, random: np.random.Generator
-) -> Iterator[tuple[Item, str]]:
-    """Draw a few consecutive words of each item of a modality with enough words."""
-    for item in items:
-        words = (item.text or "").split()
-        if item.modality is modality and len(words) >= PHRASE_WORDS:
-            start = int(random.integers(len(words) - PHRASE_WORDS + 1))
-            yield item, " ".join(words[start : start + PHRASE_WORDS])
+def _draw_phrase(item: Item, modality: Modality, random: np.random.Generator) -> str | None:
+    """Draw a few consecutive words of an item; None if it has too few, or another modality."""
+    words = (item.text or "").split()
+    if item.modality is not modality or len(words) < PHRASE_WORDS:
+        return None
+    start = int(random.integers(len(words) - PHRASE_WORDS + 1))
+    return " ".join(words[start : start + PHRASE_WORDS])
 
 
 def _first_scores(
-    model: Genius, snapshot: Snapshot, requests: Sequence[tuple[str, SearchRequest]]
+    model: Genius, snapshot: Snapshot, requests: Sequence[SearchRequest], own_rows: Sequence[int]
 ) -> list[float]:
-    """Return the score of the first hit of each request that is not the item of the given id."""
-    results = SnapshotSearcher(model, snapshot).search([request for _, request in requests])
-    first_scores = []
-    for (item_id, _), hits in zip(requests, results, strict=True):
-        scores = [hit.score for hit in hits if hit.id != item_id]
-        if scores:
-            first_scores.append(scores[0])
+    """Return the score of the first hit of each request that is not in the request's own row."""
+    settings = default_settings(model, snapshot)
+    search = CandidateSearch(model, snapshot, settings)
+    encoded = QueryEncoder(model, snapshot, settings, None).encode(requests)
+    rankings = search.rank([query for [query] in encoded])
+    first_scores: list[float] = []
+    for ranking, own_row in zip(rankings, own_rows, strict=True):
+        is_other = search.locations(ranking) != own_row  # a new index has a single segment, 0
+        first_scores += ranking.scores[is_other][:1].tolist()
     return first_scores
