@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,11 +54,14 @@ CONTENTS = st.one_of(
 
 @given(st.sampled_from(SUFFIXES), CONTENTS)
 def test_any_file_gives_a_text_and_fields_or_is_refused(suffix, content):
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.dict(os.environ, XDG_CACHE_HOME=folder),
+    ):
         path = Path(folder) / f"a{suffix}"
         path.write_bytes(content)
         try:
-            document = read_document(path, Path(folder) / "cache", [])
+            document = read_document(path, [])
         except BadImage:
             return
         assert document.text.strip()

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from genius_search.data.cache import user_cache
 from genius_search.data.captions import Problem
 from genius_search.data.images import (
     HEIF_SUFFIXES,
     NEEDS_PHOTOS,
     NEEDS_VIDEO,
     VIDEO_SUFFIXES,
-    require_file,
 )
 from genius_search.data.limits import MAX_DOCUMENT_SECONDS, run_with_timeout
 from genius_search.data.mail import read_mail
@@ -131,8 +131,8 @@ def _reader_of(path: Path) -> Reader | None:
     return reader
 
 
-def read_document(path: Path, cache: Path, problems: list[Problem]) -> Document:
-    """Return the text and fields of a file, from the cache if its reader is slow.
+def read_document(path: Path, problems: list[Problem]) -> Document:
+    """Return the text and fields of a file, from the user's cache if its reader is slow.
 
     If reading stops at a limit, the beginning of the text is returned, and ``problems`` gets a
     message.
@@ -145,9 +145,8 @@ def read_document(path: Path, cache: Path, problems: list[Problem]) -> Document:
     reader = _reader_of(path)
     if reader is None or not reader.is_installed():
         raise BadImage(path, f"{UNREAD_ENDING} {path.suffix!r} {_why_unread(path, reader)}")
-    require_file(path)
     try:
-        document = _read_slowly(reader, path, cache) if reader.is_slow else reader.read(path)
+        document = _read_slowly(reader, path) if reader.is_slow else reader.read(path)
     except OSError as error:
         raise BadImage(path, f"cannot be read: {error.strerror}") from None
     if not document.text.strip():
@@ -166,11 +165,11 @@ def _why_unread(path: Path, reader: Reader | None) -> str:
     return next((why for kinds, why in UNREAD_KINDS.items() if suffix in kinds), UNKNOWN_KIND)
 
 
-def _read_slowly(reader: Reader, path: Path, cache: Path) -> Document:
+def _read_slowly(reader: Reader, path: Path) -> Document:
     """Return the document of a file from the cache, or read it and store it there."""
     status = path.stat()
     name = f"{path.resolve()} {status.st_size} {status.st_mtime_ns} {reader.noun} {CACHE_VERSION}"
-    cached = cache / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
+    cached = user_cache() / "documents" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
     if not cached.is_file():
         document = _read_in_time(reader, path)
         fields = json.loads(fields_to_json(document.fields)[0] or "{}")

@@ -16,25 +16,23 @@ from __future__ import annotations
 import contextlib
 import os
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from pathspec import GitIgnoreSpec
 
-from genius_search.data.cache import user_cache
 from genius_search.data.captions import Caption, Problem
 from genius_search.data.documents import read_document
-from genius_search.data.images import is_image_file, require_file
-from genius_search.data.raw_photos import raw_twins
+from genius_search.data.images import is_image_file, is_raw_photo, is_video_file, require_file
 from genius_search.data.sidecars import match_side_cars, read_side_cars
 from genius_search.data.source_code import GENERATED_FILES
 from genius_search.data.subtitles import match_subtitles, read_cues
 from genius_search.data.tables import is_caption_table, read_caption_tables
 from genius_search.data.text_files import decode_text
 from genius_search.data.values import fields_to_json
-from genius_search.data.video import cue_text, is_video_file
+from genius_search.data.video import cue_text
 from genius_search.errors import BadImage, UsageError
 from genius_search.records import Candidate, Modality, composed
 
@@ -190,10 +188,10 @@ def _scan(
     side_cars = match_side_cars(files)  # of each picture
     table_problems = problems if captions else []
     table_captions, tables = read_caption_tables(files, side_cars, table_problems)
-    subtitles = match_subtitles(filter(is_video_file, files), files)  # of each video
-    not_candidates = tables.union(
-        *side_cars.values(), *subtitles.values(), raw_twins(files, filter(is_image_file, files))
-    )
+    images = {*filter(is_image_file, side_cars)}  # HEIC photos need the extra
+    videos = {*filter(is_video_file, side_cars)}
+    subtitles = match_subtitles(videos, files)  # of each video
+    not_candidates = tables.union(*side_cars.values(), *subtitles.values(), _raw_twins(images))
     candidates: list[Candidate] = []
     for path in files:
         if path in not_candidates:
@@ -201,7 +199,7 @@ def _scan(
         try:
             did = _id(root, path)
             require_file(path)
-            if is_image_file(path) or is_video_file(path):
+            if path in images or path in videos:
                 sources: list[Caption] = []
                 if captions:
                     sources += read_side_cars(side_cars[path], problems)
@@ -214,6 +212,13 @@ def _scan(
             problems.append(error)
     unsure = _pictures_with_unread_captions(side_cars, tables, problems)
     return FolderScan(root, tuple(candidates), tuple(problems), unsure)
+
+
+def _raw_twins(images: Collection[Path]) -> set[Path]:
+    """Return the raw photos that have a picture of the same name, such as ``IMG_1.JPG``."""
+    raw_photos = {*filter(is_raw_photo, images)}
+    names = {path.with_suffix("") for path in {*images} - raw_photos}
+    return {path for path in raw_photos if path.with_suffix("") in names}
 
 
 def _image_candidate(
@@ -255,7 +260,7 @@ def _document_candidate(path: Path, did: str, problems: list[Problem]) -> Candid
     BadImage
         The file has another type or cannot be read.
     """
-    document = read_document(path, user_cache() / "documents", problems)
+    document = read_document(path, problems)
     source, field_problems = fields_to_json(document.fields)
     problems += [BadImage(path, problem) for problem in field_problems]
     return Candidate(did, Modality.TEXT, document.text, source=source)

@@ -6,6 +6,7 @@ Files of users may be rotated, grey, transparent, animated, truncated, empty, en
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import math
 import re
@@ -22,7 +23,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError, fe
 from PIL.JpegImagePlugin import JpegImageFile
 
 from genius_search.border import as_path
-from genius_search.data.raw_photos import RAW_SUFFIXES, find_preview, is_raw_photo, with_tags
+from genius_search.data.raw_photos import RAW_SUFFIXES, find_preview, with_tags
 from genius_search.errors import BadImage
 from genius_search.forks import free_in_children
 
@@ -107,6 +108,21 @@ _changing_warnings = free_in_children(threading.Lock())
 def is_image_file(path: Path) -> bool:
     """Return whether a file has an ending that :func:`open_image` supports."""
     return path.suffix.lower() in IMAGE_SUFFIXES
+
+
+def is_raw_photo(path: Path) -> bool:
+    """Return whether a file has the ending of a raw photo."""
+    return path.suffix.lower() in RAW_SUFFIXES
+
+
+def is_video_file(path: Path) -> bool:
+    """Return whether a file has an ending of videos, and videos can be read."""
+    return path.suffix.lower() in VIDEO_SUFFIXES and has_opencv()
+
+
+def has_opencv() -> bool:
+    """Return whether the extra ``video`` is installed."""
+    return importlib.util.find_spec("cv2") is not None
 
 
 def open_image(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -78,17 +78,6 @@ class _Jpeg(NamedTuple):
     """Position after the header of the first scan."""
     num_pixels: int
     has_exif: bool
-
-
-def is_raw_photo(path: Path) -> bool:
-    """Return whether a file has the ending of a raw photo."""
-    return path.suffix.lower() in RAW_SUFFIXES
-
-
-def raw_twins(files: Iterable[Path], pictures: Iterable[Path]) -> set[Path]:
-    """Return the raw photos that have a picture of the same name, such as ``IMG_1.JPG``."""
-    names = {path.with_suffix("") for path in pictures if not is_raw_photo(path)}
-    return {path for path in files if is_raw_photo(path) and path.with_suffix("") in names}
 
 
 def find_preview(path: Path) -> Preview:

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from genius_search.data.captions import Caption, Problem, caption_from_record, normalize_path
-from genius_search.data.images import HEIF_SUFFIXES, is_image_file
+from genius_search.data.images import HEIF_SUFFIXES, is_image_file, is_video_file
 from genius_search.data.photo_metadata import read_xmp
 from genius_search.data.text_files import read_text
-from genius_search.data.video import is_video_file
 from genius_search.errors import BadData, BadImage, BadRecord
 from genius_search.records import composed
 

@@ -39,15 +39,17 @@ class DecodedText(NamedTuple):
     encoding: str
 
 
-def decode_file(path: Path) -> DecodedText:
+def decode_file(path: Path, max_bytes: int | None = None) -> DecodedText:
     """Return the text of a file in UTF-8, UTF-16 with a byte order mark, or Windows-1252.
 
     Raises
     ------
     BadImage
-        The file cannot be read, or has another encoding.
+        The file cannot be read, is larger than ``max_bytes``, or has another encoding.
     """
     require_file(path)
+    if max_bytes is not None and path.stat().st_size > max_bytes:
+        raise BadImage(path, f"is a text of more than {max_bytes:,} bytes; split it")
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -105,10 +107,7 @@ def read_plain(path: Path) -> Document:
     BadImage
         The file is too large or has no words, or :func:`decode_file` raises it.
     """
-    require_file(path)
-    if path.stat().st_size > MAX_TEXT_BYTES:
-        raise BadImage(path, f"is a text of more than {MAX_TEXT_BYTES:,} bytes; split it")
-    decoded = decode_file(path)
+    decoded = decode_file(path, MAX_TEXT_BYTES)
     text = clean(decoded.text).strip()
     if not text:
         raise BadImage(path, "is a text without words")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
@@ -28,7 +27,7 @@ from filelock import FileLock
 from PIL import Image
 
 from genius_search.data.cache import user_cache
-from genius_search.data.images import VIDEO_SUFFIXES, open_image, require_file
+from genius_search.data.images import VIDEO_SUFFIXES, is_video_file, open_image, require_file
 from genius_search.data.subtitles import Cue, match_subtitles, read_cues
 from genius_search.errors import BadImage
 from genius_search.records import composed
@@ -97,20 +96,10 @@ def frame_file(path: Path, moment: int) -> Path:
         return path.with_name(f"{path.name}@{moment}")
 
 
-def has_opencv() -> bool:
-    """Return whether the extra ``video`` is installed."""
-    return importlib.util.find_spec("cv2") is not None
-
-
 def video_type(path: Path) -> str | None:
     """Return the media type of a file with an ending of videos; None for other files."""
     suffix = path.suffix.lower()
     return _MEDIA_TYPES.get(suffix, UNKNOWN_TYPE) if suffix in VIDEO_SUFFIXES else None
-
-
-def is_video_file(path: Path) -> bool:
-    """Return whether a file has an ending of videos, and videos can be read."""
-    return path.suffix.lower() in VIDEO_SUFFIXES and has_opencv()
 
 
 def read_video(path: Path) -> Video:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from genius_search.border import as_numbers
 from genius_search.data.features import ABSENT, ROW, LeftOut, Shard, to_float16
-from genius_search.data.images import SHORTEST_SIDE
+from genius_search.data.images import SHORTEST_SIDE, is_video_file, open_image
 from genius_search.data.video import open_still
 from genius_search.encoders.base import Encoder, ItemKey, JointEncoder, reads_images
 from genius_search.errors import BadImage
@@ -186,6 +186,8 @@ def _open_image(row: FeatureRow) -> Image.Image | BadImage | None:
     if row.image is None or row.picture is not None:
         return row.picture
     try:
-        return open_still(row.image, shortest_side=SHORTEST_SIDE)
+        if is_video_file(row.image):
+            return open_still(row.image)
+        return open_image(row.image, shortest_side=SHORTEST_SIDE)
     except BadImage as error:
         return error

@@ -39,6 +39,7 @@ from genius_search.index.measure import (
     measure_least_scores,
     measure_recall,
 )
+from genius_search.index.pictures import is_video
 from genius_search.index.pool import (
     Pool,
     nothing_to_index,
@@ -66,7 +67,7 @@ from genius_search.index.store import (
     has_lost_manifest,
     new_identity,
 )
-from genius_search.index.videos import find_moments, is_video
+from genius_search.index.videos import find_moments
 from genius_search.index.writer import (
     Batch,
     Entry,

@@ -341,6 +341,7 @@ def _first_scores(
     rankings = search.rank([query for [query] in encoded])
     first_scores: list[float] = []
     for ranking, own_row in zip(rankings, own_rows, strict=True):
-        is_other = search.locations(ranking) != own_row  # a new index has a single segment, 0
+        # A new index has a single segment.
+        is_other = snapshot.owner_rows(ranking.segments, ranking.items) != own_row
         first_scores += ranking.scores[is_other][:1].tolist()
     return first_scores

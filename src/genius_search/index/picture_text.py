@@ -17,12 +17,12 @@ from genius_search.data.cache import user_cache
 from genius_search.data.picture_text import PictureReader, PictureText
 from genius_search.index.build import all_changes
 from genius_search.index.items import Item
+from genius_search.index.pictures import is_video
 from genius_search.index.pool import Pool
 from genius_search.index.roots import ContentHash, hash_picture
 from genius_search.index.snapshot import Location, Snapshot
 from genius_search.index.source import item_encoder
 from genius_search.index.update import stored_items
-from genius_search.index.videos import is_video
 from genius_search.index.writer import Batch, Writer, remove_work, stored_batches
 from genius_search.model import Genius
 from genius_search.progress import Progress, Silent

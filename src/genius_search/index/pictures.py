@@ -15,11 +15,18 @@ from typing import Final, NamedTuple
 from PIL import Image
 
 from genius_search.data.captions import Caption
-from genius_search.data.images import SHORTEST_SIDE, decode_image, open_header, require_file
+from genius_search.data.images import (
+    SHORTEST_SIDE,
+    decode_image,
+    is_raw_photo,
+    is_video_file,
+    open_header,
+    require_file,
+)
 from genius_search.data.photo_metadata import read_metadata
-from genius_search.data.raw_photos import is_raw_photo
-from genius_search.data.video import is_video_file, open_still, probe_video, video_fields
+from genius_search.data.video import open_still, probe_video, video_fields
 from genius_search.errors import BadImage
+from genius_search.index.items import Item
 from genius_search.index.roots import hash_bytes, hash_picture
 
 MAX_WHOLE_BYTES: Final = 64 << 20
@@ -57,6 +64,11 @@ class PictureFiles:
         if not is_video_file(path):  # it gets another field once its frames are read
             self._read[path] = picture._replace(pixels=None)
         return picture
+
+
+def is_video(item: Item) -> bool:
+    """Return whether an item is a video that can be read."""
+    return item.image is not None and is_video_file(Path(item.image))
 
 
 def read_picture(path: Path, *, decodes: bool) -> PictureFile:

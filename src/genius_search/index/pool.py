@@ -30,9 +30,14 @@ from genius_search.border import as_column, as_id, as_ids, as_matrix, as_path, a
 from genius_search.data.captions import Caption, Problem
 from genius_search.data.features import LeftOut
 from genius_search.data.folder import read_file, read_folder
-from genius_search.data.images import as_image, encode_jpeg, image_type, read_raw_preview
+from genius_search.data.images import (
+    as_image,
+    encode_jpeg,
+    image_type,
+    is_raw_photo,
+    read_raw_preview,
+)
 from genius_search.data.mbeir import read_pool
-from genius_search.data.raw_photos import is_raw_photo
 from genius_search.data.values import fields_to_json
 from genius_search.errors import BadData, BadImage, UsageError, plural
 from genius_search.index.items import Item

@@ -13,19 +13,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from genius_search.data.video import (
-    find_cue_spans,
-    find_cues,
-    is_video_file,
-    read_video,
-)
+from genius_search.data.video import find_cue_spans, find_cues, read_video
 from genius_search.index.items import Item
 from genius_search.index.writer import Passage
-
-
-def is_video(item: Item) -> bool:
-    """Return whether an item is a video that can be read."""
-    return item.image is not None and is_video_file(Path(item.image))
 
 
 def find_moments(item: Item, *, reads_images: bool) -> list[Passage]:

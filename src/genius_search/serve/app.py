@@ -25,9 +25,15 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from genius_search import __version__
-from genius_search.data.images import encode_jpeg, image_type, open_image, read_raw_preview
-from genius_search.data.raw_photos import is_raw_photo
-from genius_search.data.video import is_video_file, open_frame, video_type
+from genius_search.data.images import (
+    encode_jpeg,
+    image_type,
+    is_raw_photo,
+    is_video_file,
+    open_image,
+    read_raw_preview,
+)
+from genius_search.data.video import open_frame, video_type
 from genius_search.errors import BadImage, GeniusError
 from genius_search.index.index import Index, current_state
 from genius_search.serve import items, schemas

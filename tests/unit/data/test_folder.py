@@ -6,7 +6,7 @@ import sys
 import pytest
 from PIL import Image
 
-from genius_search.data import video
+from genius_search.data import images
 from genius_search.data.folder import read_file, read_folder
 from genius_search.data.text_files import MAX_TEXT_BYTES
 from genius_search.errors import BadImage, UsageError
@@ -307,7 +307,7 @@ def test_a_side_car_goes_before_a_list_and_txt_before_json(tmp_path):
 
 
 def test_every_file_that_cannot_be_used_is_named_with_its_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(video, "has_opencv", lambda: False)
+    monkeypatch.setattr(images, "has_opencv", lambda: False)
     picture(tmp_path / "good.png")
     (tmp_path / "empty.jpg").touch()
     (tmp_path / "photo.psd").write_bytes(b"x")

@@ -7,12 +7,13 @@ import shutil
 import numpy as np
 import pytest
 
+from genius_search.data import images
 from genius_search.data import video as video_module
 from genius_search.data.folder import read_folder
+from genius_search.data.images import is_video_file
 from genius_search.data.video import (
     find_cue_spans,
     find_cues,
-    is_video_file,
     open_frame,
     open_still,
     probe_video,
@@ -176,7 +177,7 @@ def test_without_the_extra_videos_are_left_out_and_their_texts_are_items(tmp_pat
     draw_video(tmp_path / "talk.mp4", [(RED, 1)])
     (tmp_path / "talk.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nHello.\n")
     (tmp_path / "talk.txt").write_text("My talk")
-    monkeypatch.setattr(video_module, "has_opencv", lambda: False)
+    monkeypatch.setattr(images, "has_opencv", lambda: False)
     assert not is_video_file(tmp_path / "talk.mp4")
     scan = read_folder(tmp_path)
     assert [candidate.did for candidate in scan.candidates] == ["talk.srt", "talk.txt"]
