@@ -332,12 +332,11 @@ def _assign_ids(
     """Embed training records and pools, and assign IDs to all items."""
     with_codes = config.kind == "genius"
     records = TrainingRecords(data)
-    features = embed_training(records, model.encoder, evaluation / "training", progress=progress)
-    pairs = Pairs(records.lines, features.queries, features.candidates)
-    trained = _read_items(model, features.candidates, data.training_pools(), with_codes=with_codes)
+    pairs = embed_training(records, model.encoder, evaluation / "training", progress=progress)
+    trained = _read_items(model, pairs.candidates, data.training_pools(), with_codes=with_codes)
     pool = _read_pool_items(data, model, split, evaluation, progress, with_codes=with_codes)
     items = merge_candidates(trained, pool)
-    queries = torch.from_numpy(fuse_features(model.codebooks, features.queries))
+    queries = torch.from_numpy(fuse_features(model.codebooks, pairs.queries))
     progress.say(f"assigning {config.kind} IDs to {len(items.embeddings):,} items")
     if config.kind in VECTOR_KINDS:
         ids = _ids_with_vectors(model, config, items)
@@ -346,7 +345,7 @@ def _assign_ids(
             candidates=items,
             num_training=len(trained.numbers),
             queries=queries,
-            query_numbers=features.queries.ids,
+            query_numbers=pairs.queries.ids,
             query_texts={
                 query_number(query.qid): query.text
                 for query in records.queries.values()

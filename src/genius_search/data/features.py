@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -49,13 +50,17 @@ class LeftOut(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """Rows that are written together, and their features without gaps for absent modalities."""
+    """Rows that are written together, and their features without gaps for absent modalities.
+
+    The features of a shard on disk are mapped or, in a store with many shards, read when they are
+    asked for.
+    """
 
     rows: Shaped[np.ndarray, " rows"]
     """Elements of type :data:`ROW`."""
-    image: Shaped[np.ndarray, "images image_dim"]
+    image: Shaped[np.ndarray, "images image_dim"] | StoredArray
     """16-bit floats (deviation 21), or integers (token numbers)."""
-    text: Shaped[np.ndarray, "texts text_dim"]
+    text: Shaped[np.ndarray, "texts text_dim"] | StoredArray
     left_out: Sequence[LeftOut] = ()
     contents: Sequence[str | None] = ()
     """Content hash of each row's item in an index; empty for a data set."""
@@ -154,41 +159,27 @@ class StoredArray:
         return np.asarray(np.load(self._file, mmap_mode="r"))
 
 
-class StoredShard(NamedTuple):
-    """A shard on disk, of which only the rows are in memory."""
-
-    rows: Shaped[np.ndarray, " rows"]
-    image: np.ndarray | StoredArray
-    text: np.ndarray | StoredArray
-    contents: Sequence[str | None] = ()
+def map_array(file: Path) -> np.ndarray:
+    """Return the mapped array in a file."""
+    # A view as an array, because indexing a memmap creates another memmap, which is slow.
+    return np.asarray(np.load(file, mmap_mode="r").view(np.ndarray))
 
 
-def read_shards(folder: Path) -> Iterator[Shard]:
-    """Yield the shards of a finished folder, with mapped features."""
-    for path in _shard_folders(folder):
-        # Views as arrays, because indexing a memmap creates another memmap, which is slow.
-        image, text = (
-            np.load(path / f"{name}.npy", mmap_mode="r").view(np.ndarray)
-            for name in ("image", "text")
-        )
-        yield Shard(np.load(path / "rows.npy"), image, text)
+def read_shards(
+    folder: Path, open_array: Callable[[Path], np.ndarray | StoredArray] = map_array
+) -> Iterator[Shard]:
+    """Yield the shards of a folder, with mapped features.
 
-
-def read_stored_shards(folder: Path) -> Iterator[StoredShard]:
-    """Yield the shards of a folder, however many there are."""
-    for path in _shard_folders(folder):
-        image, text = (StoredArray(path / f"{name}.npy") for name in ("image", "text"))
+    For a folder with any number of shards, ``open_array`` is :class:`StoredArray`.
+    """
+    for path in sorted(folder.glob("shard-*/")):
         contents = path / CONTENTS
-        yield StoredShard(
+        yield Shard(
             np.load(path / "rows.npy"),
-            image,
-            text,
-            json.loads(contents.read_text()) if contents.exists() else (),
+            open_array(path / "image.npy"),
+            open_array(path / "text.npy"),
+            contents=json.loads(contents.read_text()) if contents.exists() else (),
         )
-
-
-def _shard_folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("shard-*") if path.is_dir())
 
 
 class Features:
@@ -208,7 +199,7 @@ class Features:
     left_out: Sequence[LeftOut] = ()
     """Records that were skipped, with the reason."""
 
-    def __init__(self, shards: Iterable[Shard | StoredShard]) -> None:
+    def __init__(self, shards: Iterable[Shard]) -> None:
         self._image: list[np.ndarray | StoredArray] = []
         self._text: list[np.ndarray | StoredArray] = []
         self.contents: list[str | None] = []
@@ -381,6 +372,12 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self._counts)
+
+    def with_features(self, queries: Features, candidates: Features) -> Pairs:
+        """Return the same pairs with other features, of the same rows in the same order."""
+        pairs = copy(self)
+        pairs.queries, pairs.candidates = queries, candidates
+        return pairs
 
     @property
     def fingerprints(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -301,12 +301,8 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
     return qrels
 
 
-class InstructionKey(NamedTuple):
-    """The data set and the modalities of an instruction."""
-
-    dataset_id: int
-    query: Modality
-    candidate: Modality
+InstructionKey: TypeAlias = tuple[int, Modality, Modality]
+"""The number of a data set, and the modalities of its queries and of their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +334,7 @@ class Instructions:
                         "expected query modality, candidate modality, data set, its number and at "
                         "least one instruction, with tabs between them"
                     )
-                key = InstructionKey(
-                    int(cells[3]), Modality.parse(cells[0]), Modality.parse(cells[1])
-                )
+                key = (int(cells[3]), Modality.parse(cells[0]), Modality.parse(cells[1]))
             except (ValueError, csv.Error) as error:
                 raise BadRecord(
                     path, line, f"cannot be used as a row of instructions: {error}"
@@ -356,7 +350,7 @@ class Instructions:
         BadData
             The file has no row for them.
         """
-        instructions = self.rows.get(InstructionKey(dataset_id, query, candidate), ())
+        instructions = self.rows.get((dataset_id, query, candidate), ())
         if self.file is not None and not instructions:
             raise BadData(
                 f"{self.file}: no instruction for data set {dataset_id}, {query} -> {candidate}; "

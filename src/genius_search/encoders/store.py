@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import shutil
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -35,9 +36,9 @@ from genius_search.data.features import (
     Features,
     LeftOut,
     Shard,
-    StoredShard,
+    StoredArray,
     join_shards,
-    read_stored_shards,
+    read_shards,
     rows_of_ids,
     write_shard,
 )
@@ -87,21 +88,7 @@ class Share(NamedTuple):
 ALONE: Final = Share()
 
 
-class Blocks(Generic[Input]):
-    """Blocks of a fixed number of rows, each saved as a part. Every run has equal blocks."""
-
-    def __init__(self, rows: int) -> None:
-        self.size = rows
-
-    def note_time(self, encoded: Sequence[tuple[int, Input]], seconds: float) -> None:
-        """Learn from the time that the encoding of a block took."""
-
-    def is_save_due(self, unsaved_rows: int) -> bool:
-        """Return whether to save the features that are not saved yet."""
-        return unsaved_rows > 0
-
-
-class GrowingBlocks(Blocks[Input]):
+class GrowingBlocks(Generic[Input]):
     """Blocks that double in size while they are fast, saved every ten seconds.
 
     Parameters
@@ -115,7 +102,7 @@ class GrowingBlocks(Blocks[Input]):
     def __init__(
         self, max_rows: int, shows_speed: Callable[[Sequence[tuple[int, Input]]], bool]
     ) -> None:
-        super().__init__(min(FIRST_BLOCK_ROWS, max_rows))
+        self.size = min(FIRST_BLOCK_ROWS, max_rows)
         self._max_rows = max_rows
         self._shows_speed = shows_speed
         self._last_save = time.monotonic()
@@ -166,7 +153,7 @@ class FeatureStore(Generic[Input]):
     def encode(
         self,
         inputs: Iterable[tuple[int, Input]],
-        blocks: Blocks[Input],
+        blocks: GrowingBlocks[Input] | int,
         report: Callable[[int], None],
     ) -> tuple[Features, Int64[np.ndarray, " rows"]]:
         """Return the features of inputs in their order, and the position of each row's input.
@@ -182,7 +169,7 @@ class FeatureStore(Generic[Input]):
     def fill(
         self,
         inputs: Iterable[tuple[int, Input]],
-        blocks: Blocks[Input],
+        blocks: GrowingBlocks[Input] | int,
         report: Callable[[int], None],
         *,
         share: Share = ALONE,
@@ -193,6 +180,9 @@ class FeatureStore(Generic[Input]):
         ----------
         inputs
             Keys and inputs, read as a stream.
+        blocks
+            Number of inputs that are encoded together and saved as a part, the same in every run;
+            or blocks that grow while they are fast, several of which become a part.
         report
             Called with the number of inputs that are done.
         share
@@ -204,23 +194,33 @@ class FeatureStore(Generic[Input]):
             Features are not finite.
         """
         saved_keys = np.sort(np.concatenate([shard.rows["key"] for shard in self._saved()]))
+        growing = None if isinstance(blocks, int) else blocks
         keys = array("q")
         left_out: list[LeftOut] = []
-        for number, block in enumerate(_divide(inputs, blocks)):
+        num_unsaved = 0
+        iterator = iter(inputs)
+        for number in itertools.count():
+            block = list(islice(iterator, blocks if isinstance(blocks, int) else blocks.size))
+            if not block:
+                break
             start = time.monotonic()
-            block_keys = np.array([key for key, _ in block], dtype=np.int64)
-            is_saved = _contains(saved_keys, block_keys)
-            new = [entry for entry, done in zip(block, is_saved, strict=True) if not done]
-            if number % share.total != share.number:
-                new = []
+            first = len(keys)
+            keys.extend(key for key, _ in block)
+            new: list[tuple[int, Input]] = []
+            if number % share.total == share.number:
+                block_keys = np.array(keys[first:], dtype=np.int64)
+                new = [*compress(block, ~_contains(saved_keys, block_keys))]
             if new:
-                self._unsaved.append(self._encode(new))
-                left_out += self._unsaved[-1].left_out
-            keys.extend(block_keys.tolist())
+                shard = self._encode(new)
+                self._unsaved.append(shard)
+                left_out += shard.left_out
+                num_unsaved += len(shard.rows)
             report(len(keys))
-            blocks.note_time(new, time.monotonic() - start)
-            if blocks.is_save_due(sum(len(shard.rows) for shard in self._unsaved)):
+            if growing is not None:
+                growing.note_time(new, time.monotonic() - start)
+            if growing is None or growing.is_save_due(num_unsaved):
                 self.save(number)
+                num_unsaved = 0
         return np.array(keys, dtype=np.int64), left_out
 
     def save(self, number: int | None = None) -> None:
@@ -236,13 +236,13 @@ class FeatureStore(Generic[Input]):
             write_shard(self.folder, name, part)
         self._unsaved = []
 
-    def _saved(self) -> Iterator[StoredShard]:
+    def _saved(self) -> Iterator[Shard]:
         """Yield the parts; the empty one makes a type of no parts."""
         empty = np.zeros((0, 0), dtype=np.float16)
-        yield StoredShard(np.zeros(0, ROW), empty, empty)
+        yield Shard(np.zeros(0, ROW), empty, empty)
         for folder in (self.folder, self._earlier):
             if folder is not None:
-                yield from read_stored_shards(folder)
+                yield from read_shards(folder, StoredArray)
 
     def find(
         self, keys: Int64[np.ndarray, " inputs"]
@@ -257,15 +257,6 @@ class FeatureStore(Generic[Input]):
         contents = hashlib.sha256(features.keys.tobytes()).hexdigest()
         features.fingerprint = fingerprint_of([self._encoder.fingerprint, contents])
         return features, positions
-
-
-def _divide(
-    inputs: Iterable[tuple[int, Input]], blocks: Blocks[Input]
-) -> Iterator[list[tuple[int, Input]]]:
-    """Yield blocks of inputs, each of the size that ``blocks`` has then."""
-    iterator = iter(inputs)
-    while block := list(islice(iterator, blocks.size)):
-        yield block
 
 
 def _contains(
@@ -356,7 +347,7 @@ def embed_unfinished(
     )
     features, _ = store.encode(
         keyed_rows(rows, encoder),
-        Blocks(_part_rows(encoder)),
+        _part_rows(encoder),
         lambda count: progress.advance(min(expected, count), {}),
     )
     return features
@@ -401,8 +392,9 @@ def write_features(
         )
     if not share.agree(writer is not None and writer.finished() is not None):
         store = FeatureStore(parts, encoder, encode, earlier=_finished_shards(folder, encoder))
-        blocks: Blocks[Input] = Blocks(part_rows or _part_rows(encoder))
-        keys, _ = store.fill(inputs_with_keys, blocks, report, share=share)
+        keys, _ = store.fill(
+            inputs_with_keys, part_rows or _part_rows(encoder), report, share=share
+        )
         share.wait()  # until the parts of all processes are saved
         if writer is not None:
             _join_parts(store.find(keys)[0], writer)

@@ -23,6 +23,7 @@ from genius_search.encoders.adapters import (
     AdapterEncoder,
     FrozenPair,
 )
+from genius_search.encoders.base import Encoder
 from genius_search.nn import parallel
 from genius_search.nn.losses import contrastive_loss
 from genius_search.nn.weights import write_weights
@@ -30,7 +31,7 @@ from genius_search.progress import Progress
 from genius_search.recipe import AdapterConfig
 from genius_search.training.encoder import embed_prepared, encoder_stage
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, share_of_rank, train
-from genius_search.training.records import Embedded, TrainingRecords, embed_training
+from genius_search.training.records import TrainingRecords, embed_training
 from genius_search.writing import ArtifactWriter
 
 VALIDATION_QUERIES: Final = 4096
@@ -229,8 +230,8 @@ def train_adapters(
     *,
     progress: Progress,
     device: str = "cpu",
-) -> Embedded:
-    """Train networks over two frozen encoders, and embed the training records with them.
+) -> tuple[Encoder, Pairs]:
+    """Train networks over two frozen encoders; return them with the pairs that they embedded.
 
     If the folder holds finished encoders or features, they are opened. The frozen encoders read
     each record once; training runs on their features. With queries of the split ``val``, the
@@ -248,14 +249,15 @@ def train_adapters(
     stage = encoder_stage(records, home, config, encoders=pair.fingerprint)
     if stage.is_finished and not prepared_folder.exists():
         encoder = AdapterEncoder(home, pair)
-        return embed_training(records, encoder, features, progress=progress, share=share_of_rank())
+        return encoder, embed_training(
+            records, encoder, features, progress=progress, share=share_of_rank()
+        )
     prepared = embed_training(
         records, pair, prepared_folder, progress=progress, share=share_of_rank()
     )
     if not stage.is_finished:
         validation = _validation_pairs(records, pair, prepared_folder / "val", progress)
-        pairs = Pairs(records.lines, prepared.queries, prepared.candidates)
-        step = _train_best(stage, pair, pairs, validation, config, progress, device)
+        step = _train_best(stage, pair, prepared, validation, config, progress, device)
 
         def write(writer: ArtifactWriter) -> None:
             write_weights(writer.path / WEIGHTS_FILE, step.best.state_dict())
@@ -265,7 +267,7 @@ def train_adapters(
 
         stage.write(write)
     encoder = AdapterEncoder(home, pair)
-    return embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
+    return encoder, embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
 
 
 def _validation_pairs(
@@ -275,8 +277,7 @@ def _validation_pairs(
     held_out = TrainingRecords(records.data, validation=VALIDATION_QUERIES)
     if not held_out.lines:
         return None
-    embedded = embed_training(held_out, pair, folder, progress=progress, share=share_of_rank())
-    return Pairs(held_out.lines, embedded.queries, embedded.candidates)
+    return embed_training(held_out, pair, folder, progress=progress, share=share_of_rank())
 
 
 def _train_best(
@@ -329,7 +330,7 @@ def standardise(network: AdapterNetwork, pairs: Pairs) -> None:
 
 def embed_shard(encoder: AdapterEncoder, shard: Shard) -> Shard:
     """Replace the frozen encoders' features in a shard by those of the adapters."""
-    image, text = (part.astype(np.float32) for part in (shard.image, shard.text))
+    image, text = (np.asarray(part, dtype=np.float32) for part in (shard.image, shard.text))
     return shard._replace(
         image=to_float16(encoder.image(image)), text=to_float16(encoder.text(text))
     )

@@ -42,7 +42,6 @@ from genius_search.recipe import AdapterConfig, EncoderConfig
 from genius_search.records import Modality, format_text
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, share_of_rank, train
 from genius_search.training.records import (
-    Embedded,
     TrainingRecords,
     embed_training,
     fingerprint_of_files,
@@ -74,8 +73,8 @@ def train_encoder(
     *,
     progress: Progress,
     device: str = "cpu",
-) -> Embedded:
-    """Train ``small`` on a data set, and embed the training records with it.
+) -> tuple[Encoder, Pairs]:
+    """Train ``small`` on a data set, and return it with the pairs of the records that it embedded.
 
     If the folder holds a finished encoder or features, they are opened. Pictures are turned into
     descriptors and texts into tokens once; training and the final embedding of the records run on
@@ -94,7 +93,7 @@ def train_encoder(
     if stage.is_finished:
         encoder = load_small(home, device=device)
         if not prepared_folder.exists():  # a finished model keeps only the features
-            return embed_training(
+            return encoder, embed_training(
                 records, encoder, features, progress=progress, share=share_of_rank()
             )
     else:
@@ -106,11 +105,10 @@ def train_encoder(
     )
     if not stage.is_finished:
         encoder.network.to(device)
-        pairs = Pairs(records.lines, prepared.queries, prepared.candidates)
         train(
             encoder.network,
-            EncoderStep(encoder, pairs, config, records.data.instructions),
-            total=num_steps(len(pairs), config.training),
+            EncoderStep(encoder, prepared, config, records.data.instructions),
+            total=num_steps(len(prepared), config.training),
             config=config.training,
             folder=stage.path,
             progress=progress,
@@ -124,7 +122,7 @@ def train_encoder(
         stage.write(write)
         encoder = load_small(home, device=device)
     with torch.no_grad():
-        return embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
+        return encoder, embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
 
 
 def encoder_stage(
@@ -137,17 +135,15 @@ def encoder_stage(
 
 
 def embed_prepared(
-    encoder: Encoder, prepared: Embedded, folder: Path, embed: Callable[[Shard], Shard]
-) -> Embedded:
+    encoder: Encoder, prepared: Pairs, folder: Path, embed: Callable[[Shard], Shard]
+) -> Pairs:
     """Encode prepared features part by part, and write the encoder's features to a folder.
 
     Ranks share the parts.
     """
-    queries, candidates = (
-        _embed_prepared(encoder, source, folder / name, embed)
-        for name, source in (("queries", prepared.queries), ("candidates", prepared.candidates))
-    )
-    return Embedded(encoder, queries, candidates)
+    queries = _embed_prepared(encoder, prepared.queries, folder / "queries", embed)
+    candidates = _embed_prepared(encoder, prepared.candidates, folder / "candidates", embed)
+    return prepared.with_features(queries, candidates)
 
 
 def _embed_prepared(
@@ -280,9 +276,9 @@ class WordQueries:
         self, encoder: SmallEncoder, instructions: Instructions, *, targets: Collection[Modality]
     ) -> None:
         texts: list[str] = []
-        for key, row in instructions.rows.items():
-            if key.query is Modality.TEXT and key.candidate in targets:
-                texts.extend(format_text(text) for text in row)
+        for (_, query, candidate), row in instructions.rows.items():
+            if query is Modality.TEXT and candidate in targets:
+                texts += map(format_text, row)
         *rows, stop = encoder.prepare_texts(["", *texts, "."]).long()
         self._instructions = torch.stack(rows)
         self._stop = int(stop[0])  # every query ends with a full stop
@@ -394,12 +390,15 @@ def embed_shard(encoder: SmallEncoder, shard: Shard) -> Shard:
     """Replace a shard's descriptors and tokens by features."""
     network: SmallNetwork = encoder.network
 
-    def apply(forward: Callable[[Tensor], Tensor], prepared: np.ndarray) -> np.ndarray:
-        rows = torch.from_numpy(prepared.astype(np.float32)).split(FORWARD_BATCH)
-        parts = [forward(part.to(network.device)).cpu() for part in rows if len(part)]
-        return to_float16(torch.cat([torch.zeros(0, encoder.dim), *parts]).numpy())
+    def apply(forward: Callable[[Tensor], Tensor], prepared: object, dtype: type) -> np.ndarray:
+        outputs = [torch.zeros(0, encoder.dim)]
+        rows = torch.from_numpy(np.array(prepared, dtype=dtype))
+        for start in range(0, len(rows), FORWARD_BATCH):
+            part = rows[start : start + FORWARD_BATCH].to(network.device)
+            outputs.append(forward(part).cpu())
+        return to_float16(torch.cat(outputs).numpy())
 
     return shard._replace(
-        image=apply(network.image, shard.image),
-        text=apply(lambda tokens: network.text(tokens.long()), shard.text),
+        image=apply(network.image, shard.image, np.float32),
+        text=apply(network.text, shard.text, np.int64),
     )

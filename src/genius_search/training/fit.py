@@ -15,6 +15,7 @@ from genius_search.config import validate_settings
 from genius_search.data.features import Pairs
 from genius_search.data.mbeir import Instructions, MBeir
 from genius_search.encoders.adapters import ADAPTERS, FrozenPair
+from genius_search.encoders.base import Encoder
 from genius_search.encoders.open import absolute_spec, load_encoder, open_pair
 from genius_search.errors import BadData, UsageError
 from genius_search.model import MODEL_FILE, Genius, ModelInstruction
@@ -26,7 +27,7 @@ from genius_search.training.encoder import train_encoder
 from genius_search.training.generator import train_generator
 from genius_search.training.loop import share_of_rank
 from genius_search.training.quantizer import train_quantizer
-from genius_search.training.records import Embedded, TrainingRecords, embed_training
+from genius_search.training.records import TrainingRecords, embed_training
 
 FOLDERS: Final = ("encoder", "features", "prepared", "quantizer", "generator", "evaluation")
 """Folders that a model's folder may contain, in addition to ``model.json``."""
@@ -74,10 +75,9 @@ def fit(
     parallel.check_device(device)
     _check_inputs(data, config)
     _check_folder(folder)
-    records, embedded = _embed_records(
+    trained_encoder, pairs = _embed_records(
         data, encoder, folder, config, progress=progress, device=device, download=download
     )
-    pairs = Pairs(records.lines, embedded.queries, embedded.candidates)
     quantizer = train_quantizer(
         pairs, folder / "quantizer", config.quantizer, progress=progress, device=device
     )
@@ -86,7 +86,7 @@ def fit(
     )
     instructions = model_instructions(data.instructions)
     parallel.run_in_rank_order(
-        lambda: Genius.finish(folder, embedded.encoder, quantizer, generator, instructions)
+        lambda: Genius.finish(folder, trained_encoder, quantizer, generator, instructions)
     )
     shutil.rmtree(folder / "prepared", ignore_errors=True)
     return Genius.open(folder, device=device, download=download)
@@ -129,24 +129,25 @@ def _embed_records(
     progress: Progress,
     device: str,
     download: bool,
-) -> tuple[TrainingRecords, Embedded]:
-    """Train the encoder, if requested; return the training records and their features."""
-    pair = frozen_encoders(encoder, download=download, device=device)
+) -> tuple[Encoder, Pairs]:
+    """Train the encoder, if requested; return it with the pairs of the records that it embedded."""
     if encoder == "small":
         records = TrainingRecords(data)
-        embedded = train_encoder(records, folder, config.encoder, progress=progress, device=device)
-    elif pair is not None:
+        return train_encoder(records, folder, config.encoder, progress=progress, device=device)
+    pair = frozen_encoders(encoder, download=download, device=device)
+    if pair is not None:
         records = TrainingRecords(data)
-        embedded = train_adapters(
+        return train_adapters(
             records, folder, config.adapters, pair, progress=progress, device=device
         )
-    else:
-        existing = load_encoder(absolute_spec(encoder), download=download, device=device)
-        records = TrainingRecords(data)
-        embedded = embed_training(
-            records, existing, folder / "features", progress=progress, share=share_of_rank()
-        )
-    return records, embedded
+    existing = load_encoder(absolute_spec(encoder), download=download, device=device)
+    return existing, embed_training(
+        TrainingRecords(data),
+        existing,
+        folder / "features",
+        progress=progress,
+        share=share_of_rank(),
+    )
 
 
 def frozen_encoders(spec: str, *, download: bool, device: str) -> FrozenPair | None:
@@ -174,7 +175,7 @@ def frozen_encoders(spec: str, *, download: bool, device: str) -> FrozenPair | N
 def model_instructions(instructions: Instructions) -> list[ModelInstruction]:
     """Return the instructions of the training, which a search uses if the user gives none."""
     return [
-        ModelInstruction(key.query.mbeir, key.candidate.mbeir, text)
-        for key, texts in instructions.rows.items()
+        ModelInstruction(query.mbeir, candidate.mbeir, text)
+        for (_, query, candidate), texts in instructions.rows.items()
         for text in texts
     ]

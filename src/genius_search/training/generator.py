@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float16, Float32, Int, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,7 +21,6 @@ from genius_search.nn.codebooks import Codebooks, StoredQuantizer, as_floats
 from genius_search.nn.generator import Generator, write_generator
 from genius_search.nn.losses import prefix_loss
 from genius_search.nn.packed import GENERATOR_KIND
-from genius_search.nn.spread import Spread
 from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
 from genius_search.training.codebooks import encode_features, fuse_features
@@ -57,10 +56,10 @@ def train_generator(
     )
     progress.say("fusing the training features")
     fused_folder = stage.path / "fused"
-    fused_pairs = _fuse_pairs(codebooks, pairs, fused_folder)
+    _fuse_pairs(codebooks, pairs, fused_folder)
     train(
         generator,
-        GeneratorStep(generator, codebooks.spread, fused_pairs, config, device),
+        GeneratorStep(generator, codebooks, pairs, fused_folder, config, device),
         total=num_steps(len(pairs), training),
         config=training,
         folder=stage.path,
@@ -76,59 +75,53 @@ def train_generator(
     return open_artifact(folder, kind=GENERATOR_KIND)
 
 
-class FusedPairs(NamedTuple):
-    """The pairs of a training, with fused embeddings and IDs in place of features."""
-
-    pairs: Pairs
-    queries: Float16[np.ndarray, "queries dim"]
-    candidates: Float16[np.ndarray, "candidates dim"]
-    codes: Int64[np.ndarray, "candidates levels"]
-    first_vectors: Float32[np.ndarray, "codes dim"]
-    """Code vectors of the first semantic level, with which products are scaled."""
-
-
-def _fuse_pairs(codebooks: Codebooks, pairs: Pairs, folder: Path) -> FusedPairs:
-    """Fuse the features of all pairs into files, once, on the first rank."""
+def _fuse_pairs(codebooks: Codebooks, pairs: Pairs, folder: Path) -> None:
+    """Write the embeddings and IDs of all pairs into files, once, on the first rank."""
     if parallel.rank() == 0:
         folder.mkdir(exist_ok=True)
         np.save(folder / "queries.npy", fuse_features(codebooks, pairs.queries))
         encoded = encode_features(codebooks, pairs.candidates)
         np.save(folder / "candidates.npy", encoded.embeddings.astype(np.float16))
         np.save(folder / "codes.npy", encoded.codes)
-        del encoded
     parallel.wait_for_ranks()
-    # The files are mapped, so that all processes of a machine share their memory.
-    queries, candidates, codes = (
-        np.load(folder / f"{name}.npy", mmap_mode="r")
-        for name in ("queries", "candidates", "codes")
-    )
-    first_vectors = codebooks.tables()[codebooks.spread.level]
-    return FusedPairs(pairs, queries, candidates, codes, first_vectors)
 
 
 class GeneratorStep:
-    """A step of stage 2: equation 10 or, with ``contrasted``, the loss of prefixes."""
+    """A step of stage 2: equation 10 or, with ``contrasted``, the loss of prefixes.
+
+    Parameters
+    ----------
+    folder
+        The embeddings and IDs of the pairs, in place of features.
+    """
 
     def __init__(
         self,
         generator: Generator,
-        spread: Spread,
-        fused: FusedPairs,
+        codebooks: Codebooks,
+        pairs: Pairs,
+        folder: Path,
         config: GeneratorConfig,
         device: str,
     ) -> None:
         self.generator = generator
-        self.spread = spread
-        self.fused = fused
+        self.pairs = pairs
         self.config = config
         self.device = device
+        self._spread = codebooks.spread
+        # With the code vectors of the first semantic level, products are scaled.
+        self._first_vectors = codebooks.tables()[codebooks.spread.level]
+        # The files are mapped, so that all processes of a machine share their memory.
+        self._queries = np.load(folder / "queries.npy", mmap_mode="r")
+        self._candidates = np.load(folder / "candidates.npy", mmap_mode="r")
+        self._codes = np.load(folder / "codes.npy", mmap_mode="r")
 
     def __call__(self, step: Step) -> StepResult:
         """Return the loss of a batch: the mean over levels, or over lengths of prefixes."""
         training = self.config.training
-        batch = self.fused.pairs.draw(step.number, training.batch_size, seed=training.seed)
-        queries = torch.from_numpy(self.fused.queries[batch.query_rows]).float()
-        codes = self.fused.codes[batch.candidate_rows]
+        batch = self.pairs.draw(step.number, training.batch_size, seed=training.seed)
+        queries = torch.from_numpy(self._queries[batch.query_rows]).float()
+        codes = self._codes[batch.candidate_rows]
         if self.config.contrasted:
             losses = contrast(
                 self.generator,
@@ -140,7 +133,7 @@ class GeneratorStep:
             )
             names = [f"prefix_{length}" for length in range(1, 1 + len(losses))]
         else:
-            targets = torch.from_numpy(self.fused.candidates[batch.candidate_rows]).float()
+            targets = torch.from_numpy(self._candidates[batch.candidate_rows]).float()
             mixed = augment(queries, targets, self.config, step.generator)
             inputs = (mixed, torch.from_numpy(codes), self._scale(mixed, codes))
             losses = self.generator.loss(
@@ -154,7 +147,7 @@ class GeneratorStep:
     ) -> Float[Tensor, "batch dim"]:
         """Scale queries like a search for the modality of their targets, which have these IDs."""
         level0 = [frozenset([code]) for code in codes[:, 0].tolist()]
-        scales = self.spread.scales(as_floats(queries) @ self.fused.first_vectors.T, level0)
+        scales = self._spread.scales(as_floats(queries) @ self._first_vectors.T, level0)
         return queries * torch.from_numpy(scales)[:, None]
 
 

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from genius_search.artifact import file_fingerprint, fingerprint_of
-from genius_search.data.features import FeatureBatch, Features, find_positives
+from genius_search.data.features import FeatureBatch, Features, Pairs, find_positives
 from genius_search.data.mbeir import EvaluationRow, Instructions, MBeir, read_pool, read_queries
 from genius_search.encoders.base import Encoder, ItemKey
 from genius_search.encoders.rows import FeatureRow
@@ -176,14 +176,6 @@ def embed_queries(
     return [query.qid for query in queries], features.gather(np.arange(len(features)))
 
 
-class Embedded(NamedTuple):
-    """Features of the training queries and the training pool of a data set, and their encoder."""
-
-    encoder: Encoder
-    queries: Features
-    candidates: Features
-
-
 class TrainingRecords:
     """Training queries of a data set, in memory; M-BEIR's 1.3 million lines take some 600 MB.
 
@@ -264,7 +256,7 @@ def embed_training(
     *,
     progress: Progress,
     share: Share = ALONE,
-) -> Embedded:
+) -> Pairs:
     """Embed the training pool, and each training query once under each of its instructions.
 
     Parameters
@@ -290,4 +282,4 @@ def embed_training(
         progress=progress,
         share=share,
     )
-    return Embedded(encoder, queries, candidates)
+    return Pairs(records.lines, queries, candidates)

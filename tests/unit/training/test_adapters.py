@@ -91,7 +91,7 @@ def train(photos, folder, progress=None, **changes):
 
 
 def test_captions_find_photos_that_were_not_trained_on(photos, tmp_path):
-    encoder = train(photos, tmp_path).encoder
+    encoder, _ = train(photos, tmp_path)
     image, text = (np.load(photos / f"{part}_features.npy")[400:] for part in ("image", "text"))
     found = (encoder.text(text) @ encoder.image(image).T).argmax(axis=1)
     assert (found == np.arange(100)).mean() > 0.4
@@ -100,7 +100,7 @@ def test_captions_find_photos_that_were_not_trained_on(photos, tmp_path):
 
 
 def test_the_encoder_gives_what_was_trained_and_what_was_written(photos, tmp_path):
-    embedded = train(photos, tmp_path)
+    trained, pairs = train(photos, tmp_path)
     encoder = load_encoder(f"adapters:{tmp_path / 'encoder'}")
     network = AdapterNetwork(pair_of(photos), ADAPTERS).eval()
     weights = encoder.image._asdict() | {}
@@ -115,10 +115,10 @@ def test_the_encoder_gives_what_was_trained_and_what_was_written(photos, tmp_pat
     batch = FeatureBatch(np.zeros((50, 24), np.float32), texts, ~present, present)
     expected = network(batch).flatten(1).detach().numpy() / np.sqrt(ADAPTERS.members)
     np.testing.assert_allclose(encoder.text(texts), expected, atol=1e-5)
-    written = torch.from_numpy(embedded.queries.gather(np.arange(50)).text)
+    written = torch.from_numpy(pairs.queries.gather(np.arange(50)).text)
     keys = [ItemKey("query", f"2:{number}") for number in range(1, 51)]
     np.testing.assert_allclose(written, encoder.text_features(["it"] * 50, keys), atol=1e-3)
-    assert encoder.fingerprint == embedded.encoder.fingerprint
+    assert encoder.fingerprint == trained.fingerprint
 
 
 def test_a_training_that_finds_nothing_more_stops_with_the_best_weights(
@@ -126,7 +126,7 @@ def test_a_training_that_finds_nothing_more_stops_with_the_best_weights(
 ):
     monkeypatch.setattr("genius_search.training.adapters.MAX_CHECKS_WITHOUT_GAIN", 2)
     training = replace(ADAPTERS.training, learning_rate=1.0, epochs=40.0)
-    worse = train(photos, tmp_path, training=training).encoder
+    worse, _ = train(photos, tmp_path, training=training)
     scores = read_losses(tmp_path / "encoder", "validation")
     assert len(scores) < 200
     assert scores == sorted(scores)
@@ -134,11 +134,11 @@ def test_a_training_that_finds_nothing_more_stops_with_the_best_weights(
 
 
 def test_a_killed_training_goes_on_to_the_same_weights(photos, tmp_path, killed_after):
-    whole = train(photos, tmp_path / "whole").encoder
+    whole = train(photos, tmp_path / "whole")[0]
     training = replace(ADAPTERS.training, checkpoint_seconds=0.0)
     with pytest.raises(KeyboardInterrupt):
         train(photos, tmp_path / "killed", killed_after(60), training=training)
-    resumed = train(photos, tmp_path / "killed", training=training).encoder
+    resumed = train(photos, tmp_path / "killed", training=training)[0]
     assert resumed.fingerprint == whole.fingerprint
 
 

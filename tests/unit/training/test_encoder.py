@@ -39,7 +39,7 @@ def test_the_loss_falls_and_the_saved_encoder_gives_the_features_that_were_writt
     trained, read_losses, tmp_path
 ):
     records = TrainingRecords(MBeir(trained.data))
-    result = train_encoder(records, tmp_path / "model", SETTINGS, progress=Silent())
+    _, result = train_encoder(records, tmp_path / "model", SETTINGS, progress=Silent())
     losses = read_losses(tmp_path / "model" / "encoder")
     assert len(losses) == STEPS
     assert losses[-1] < losses[0]
