@@ -47,7 +47,7 @@ class FeatureRow(NamedTuple):
 KeyedRow: TypeAlias = tuple[int, FeatureRow]
 """A hash of the contents of a row, with which its saved features are found, and the row."""
 InputKind: TypeAlias = Literal["image", "text", "both"]
-"""What an encoder reads of rows: images, texts, or both together for a single vector."""
+"""The inputs of an encoder: images, texts, or both together for a single vector."""
 _BadImages: TypeAlias = dict[Path | None, BadImage]
 """Unreadable images, each with the reason."""
 

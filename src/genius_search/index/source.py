@@ -39,7 +39,7 @@ MAX_BLOCK_IMAGES: Final = 32
 """Maximum number of pictures that are encoded together."""
 MAX_BLOCK_TEXTS: Final = 1024
 STORED_ITEMS: Final = Pool(lambda: iter(()))
-"""A pool that adds nothing to items, for those that an index has stored."""
+"""A pool that adds nothing to items, for the items of an index."""
 _KeyedItem: TypeAlias = tuple[int, tuple[int, Item]]
 """The key of an item's saved features, its position, and the item."""
 
