@@ -181,8 +181,8 @@ class FeatureStore(Generic[Input]):
         inputs
             Keys and inputs, read as a stream.
         blocks
-            Number of inputs that are encoded together and saved as a part; or blocks that grow while
-            they are fast, several of which become a part.
+            Number of inputs that are encoded together and saved as a part; or blocks that grow
+            while they are fast, several of which become a part.
         report
             Called with the number of inputs that are done.
         share
