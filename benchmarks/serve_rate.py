@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import time
@@ -56,7 +57,7 @@ class Client:
         )
         self._writer.write(head.encode() + body)
         answer_head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        if b" 200 " not in answer_head[:20]:
+        if answer_head[9:10] != b"2":
             raise SystemExit((answer_head + await self._reader.read(2_000)).decode())
         length = int(answer_head.partition(b"content-length:")[2].partition(b"\r\n")[0])
         answer = await self._reader.readexactly(length)
@@ -70,8 +71,10 @@ class Client:
             self._writer = None
 
 
-async def send(address: str, bodies: list[bytes], clients: int, seconds: float) -> Answers:
-    """Send searches from several clients for some seconds."""
+async def send(
+    address: str, bodies: list[bytes], clients: int, seconds: float, path: str = "/v1/search"
+) -> Answers:
+    """Send searches from several clients for some seconds, or until this is cancelled."""
     times: list[float] = []
     number = 0
     until = time.monotonic() + seconds
@@ -80,12 +83,13 @@ async def send(address: str, bodies: list[bytes], clients: int, seconds: float) 
         nonlocal number
         while (began := time.monotonic()) < until:
             number += 1
-            await client.post(bodies[number % len(bodies)])
+            await client.post(bodies[number % len(bodies)], path)
             times.append(time.monotonic() - began)
         client.close()
 
     everyone = [Client(address) for _ in range(clients)]
-    await asyncio.gather(*map(run, everyone))
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.gather(*map(run, everyone))
     return Answers(times, sum(client.connections for client in everyone))
 
 

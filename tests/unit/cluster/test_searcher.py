@@ -112,6 +112,14 @@ def test_an_item_as_a_query_is_read_where_it_lies(searcher, single):
         searcher.search(parts=(SearchPart(id="nothing"),))
 
 
+@pytest.mark.parametrize(
+    "options", [{"order_by": "price"}, {"facets": ["price"]}, {"group_by": "price"}]
+)
+def test_a_cluster_refuses_to_sort_count_or_group(searcher, options):
+    with pytest.raises(UsageError, match=r"order_by, facets, group_by.*search a single index"):
+        searcher.search("a kite", **options)
+
+
 def test_a_field_that_items_of_some_shards_have_may_be_asked_for(changing):
     searcher = Searcher.open(changing)
     with pytest.raises(UnknownField, match="colour"):
