@@ -1,7 +1,8 @@
-"""Writers of an index that are killed, that meet one another, that are read from meanwhile: nothing is lost.
+"""Nothing is lost when writers of an index are killed, meet other writers, or meet readers.
 
-The kills happen in a process that has not imported torch, so that a writer is forked in milliseconds. A few
-kills by default and some dozens among the slow tests; ``GENIUS_KILLS=200`` makes it two hundred.
+A process that has not imported torch forks and kills the writers, so that a fork takes
+milliseconds. There are a few kills by default, and 24 in the slow tests; ``GENIUS_KILLS=200`` sets
+another number.
 """
 
 from __future__ import annotations
@@ -38,18 +39,19 @@ FACTS = IndexManifest(
     embeddings="raw",
     embedding_bits=16,
 )
-LEVELS, DIM = 4, 32
+DIM = 32
+OPERATIONS = ("add", "delete", "compact")
 
 Contents = dict[str, int]
-"""Item id -> the number of the write that put it there."""
+"""Item id -> the number of the write that wrote the item."""
 
 
 def make_items(contents: Contents) -> tuple[list[Item], ItemArrays]:
-    """Items whose text, codes and embedding all say which write they are from."""
+    """Return items whose texts, codes and embeddings depend on the number of the write."""
     writes = np.array(list(contents.values()), dtype=np.int64)
-    return [
-        Item(name, Modality.TEXT, f"write {write}") for name, write in contents.items()
-    ], ItemArrays(codes_of(writes), np.ones(len(writes), dtype=np.float16), vectors_of(writes))
+    items = [Item(name, Modality.TEXT, f"write {write}") for name, write in contents.items()]
+    half_norms = np.ones(len(writes), dtype=np.float16)
+    return items, ItemArrays(codes_of(writes), half_norms, vectors_of(writes))
 
 
 def codes_of(writes: np.ndarray) -> np.ndarray:
@@ -61,7 +63,7 @@ def vectors_of(writes: np.ndarray) -> np.ndarray:
 
 
 def read_contents(folder: Path) -> Contents:
-    """What an index holds; every table, store and embedding must tell the same story."""
+    """Return the contents of an index, whose texts, codes and embeddings must agree."""
     contents: Contents = {}
     for segment in Snapshot.open(folder).segments:
         items = list(segment.items.all())
@@ -82,52 +84,51 @@ def read_contents(folder: Path) -> Contents:
 
 
 class Operation(NamedTuple):
-    """A change of an index, and what the index holds after it."""
+    """A change of an index, and the contents of the index after it."""
 
-    kind: str
     work: Callable[[Writer], object]
     after: Contents
 
 
-def draw(kind: str, before: Contents, write: int, chance: random.Random) -> Operation:
-    names = list(before)
-    if kind == "delete":
-        gone = chance.sample(names, min(len(names), chance.randint(1, 20)))
-        after = {name: value for name, value in before.items() if name not in gone}
-        return Operation(kind, lambda writer: writer.delete(gone), after)
-    if kind == "compact":
-        return Operation(kind, lambda writer: writer.compact(min_deleted=0), before)
+def draw_operation(name: str, before: Contents, write: int, chance: random.Random) -> Operation:
+    ids = list(before)
+    if name == "delete":
+        deleted = chance.sample(ids, min(len(ids), chance.randint(1, 20)))
+        after = {item_id: write for item_id, write in before.items() if item_id not in deleted}
+        return Operation(lambda writer: writer.delete(deleted), after)
+    if name == "compact":
+        return Operation(lambda writer: writer.compact(min_deleted=0), before)
     new = {f"{write}/{number}": write for number in range(chance.choice((1, 3, 40)))}
-    new |= dict.fromkeys(chance.sample(names, min(len(names), chance.randint(0, 5))), write)
-    return Operation(kind, lambda writer: writer.add([make_items(new)]), before | new)
+    new |= dict.fromkeys(chance.sample(ids, min(len(ids), chance.randint(0, 5))), write)
+    return Operation(lambda writer: writer.add([make_items(new)]), before | new)
 
 
-def killed_after(seconds: float, work: Callable[[], object]) -> float | None:
-    """Do work in a process that is killed after a while, or as soon as it says through a pipe that it is done.
+def kill_after(seconds: float, work: Callable[[], object]) -> float | None:
+    """Do work in a process that is killed after some seconds, or when the work is done.
 
-    How many seconds it took, if it was done.
+    Return the duration of the work in seconds, or None if it was not done.
     """
-    reading, writing = os.pipe()
-    began = time.monotonic()
+    read_end, write_end = os.pipe()
+    start = time.monotonic()
     child = os.fork()
     if child == 0:
         try:
             work()
-            os.write(writing, b"done")
+            os.write(write_end, b"done")
             signal.pause()
-        except BaseException:  # noqa: BLE001  the child must not go on as a second parent
+        except BaseException:  # noqa: BLE001  the child must not continue as a second parent
             traceback.print_exc()
         finally:
             os._exit(1)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
         select.select([pipe], [], [], seconds)
-        ended = time.monotonic()
+        duration = time.monotonic() - start
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         is_done = pipe.read() == b"done"
     assert os.WIFSIGNALED(status), "the writer failed"
-    return ended - began if is_done else None
+    return duration if is_done else None
 
 
 def change(folder: Path, work: Callable[[Writer], object]) -> None:
@@ -141,7 +142,10 @@ def is_compact(folder: Path) -> bool:
 
 
 def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
-    """Kill that many writers at random moments; whatever they leave is the old state or the new one, whole."""
+    """Kill writers at random moments; each must leave the old state or the new one.
+
+    Return the number of kills for each operation and state, and of writers that finished.
+    """
     assert "torch" not in sys.modules
     chance = random.Random(seed)
     state: Contents = {f"first/{number}": 0 for number in range(300)}
@@ -150,42 +154,41 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     with open_writer(folder) as writer:
         writer.begin(FACTS)
         writer.add([make_items(state)])
-    usual = dict.fromkeys(("add", "delete", "compact"), 60.0)  # the first of each kind may finish
-    counts = {f"{kind} {outcome}": 0 for kind in usual for outcome in ("old", "new")} | {
-        "acknowledged": 0
-    }
-    done, write = 0, 0
-    while done < kills:
+    # The first operation of each name may finish; it shows how long it takes.
+    durations = dict.fromkeys(OPERATIONS, 60.0)
+    counts = dict.fromkeys((f"{name} {end}" for name in OPERATIONS for end in ("old", "new")), 0)
+    counts["acknowledged"] = 0
+    killed, write = 0, 0
+    while killed < kills:
         write += 1
-        kind = min(
-            usual, key=lambda kind: (counts[f"{kind} old"] + counts[f"{kind} new"], chance.random())
+        name = min(
+            OPERATIONS,
+            key=lambda name: (counts[f"{name} old"] + counts[f"{name} new"], chance.random()),
         )
-        # So that there is something to do. An addition may itself merge everything: then another one.
-        while len(state) < 400 or (kind == "compact" and is_compact(folder)):
-            change(folder, draw("add", state, write, chance).work)
+        # There must be something to do. An addition may itself merge all segments; then add again.
+        while len(state) < 400 or (name == "compact" and is_compact(folder)):
+            change(folder, draw_operation("add", state, write, chance).work)
             state = read_contents(folder)
             write += 1
-        operation = draw(kind, state, write, chance)
+        operation = draw_operation(name, state, write, chance)
         generation = read_manifest(folder).generation
-        moment = chance.triangular(0.0, 1.1, 1.0) * usual[kind]
-        seconds = killed_after(moment, lambda operation=operation: change(folder, operation.work))
+        moment = chance.triangular(0.0, 1.1, 1.0) * durations[name]
+        duration = kill_after(moment, lambda operation=operation: change(folder, operation.work))
         is_new = read_manifest(folder).generation > generation
-        assert is_new or seconds is None, f"an acknowledged {kind} is gone"
-        assert check(folder).items == len(operation.after if is_new else state)
-        after = read_contents(folder)
-        assert after == (operation.after if is_new else state), (
-            f"{kind} left neither the old state nor the new"
-        )
-        state = after
-        if seconds is None:
-            done += 1
-            counts[f"{kind} {'new' if is_new else 'old'}"] += 1
+        assert is_new or duration is None, f"an acknowledged {name} is lost"
+        expected = operation.after if is_new else state
+        assert check(folder).items == len(expected)
+        state = read_contents(folder)
+        assert state == expected, f"{name} left neither the old state nor the new one"
+        if duration is None:
+            killed += 1
+            counts[f"{name} {'new' if is_new else 'old'}"] += 1
         else:
-            usual[kind] = seconds
+            durations[name] = duration
             counts["acknowledged"] += 1
     with open_writer(folder):
-        left = sorted(path.name for path in (folder / "segments").iterdir())
-    assert left == sorted([*(entry.name for entry in read_manifest(folder).segments), "notes.txt"])
+        names = sorted(path.name for path in (folder / "segments").iterdir())
+    assert names == sorted([*(entry.name for entry in read_manifest(folder).segments), "notes.txt"])
     assert sorted(path.name for path in folder.iterdir()) == [".lock", "index.json", "segments"]
     return counts
 
@@ -194,21 +197,21 @@ def kill_writers(folder: Path, kills: int, seed: int) -> dict[str, int]:
     "kills", [6, pytest.param(int(os.environ.get("GENIUS_KILLS", "24")), marks=pytest.mark.slow)]
 )
 def test_writers_killed_at_random_moments_leave_the_old_state_or_the_new_one(tmp_path, kills):
-    done = subprocess.run(  # noqa: S603
+    process = subprocess.run(  # noqa: S603
         [sys.executable, __file__, tmp_path / "index", str(kills)],
         capture_output=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr.decode()
-    counts = json.loads(done.stdout)
-    for kind in ("add", "delete", "compact"):
-        assert counts[f"{kind} old"] + counts[f"{kind} new"] >= kills // 3, counts
-        assert kills < 24 or counts[f"{kind} old"], counts
+    assert process.returncode == 0, process.stderr.decode()
+    counts = json.loads(process.stdout)
+    for name in OPERATIONS:
+        assert counts[f"{name} old"] + counts[f"{name} new"] >= kills // 3, counts
+        assert kills < 24 or counts[f"{name} old"], counts
 
 
 @contextlib.contextmanager
 def forked(work: Callable[[], object]) -> Iterator[int]:
-    """Do work in another process meanwhile, which must succeed."""
+    """Do work in another process at the same time; it must succeed."""
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException):
@@ -235,7 +238,7 @@ def index(tmp_path) -> Path:
 
 
 def add_one_by_one(folder: Path, names: Iterable[str], wait_seconds: float) -> int:
-    """Add items, a writer for each; trying again when refused. Returns how often that was."""
+    """Add items with a writer for each, retry after refusals, and return the number of refusals."""
     refused = 0
     for name in names:
         while True:
@@ -250,27 +253,28 @@ def add_one_by_one(folder: Path, names: Iterable[str], wait_seconds: float) -> i
 
 
 @pytest.mark.parametrize("wait_seconds", [0.0, 60.0])
-def test_of_two_writers_at_once_one_waits_or_is_refused_and_nothing_is_lost(index, wait_seconds):
-    with forked(
-        lambda: add_one_by_one(index, [f"theirs {number}" for number in range(4)], wait_seconds)
-    ):
-        refused = add_one_by_one(index, [f"ours {number}" for number in range(4)], wait_seconds)
+def test_of_two_writers_the_second_waits_or_is_refused_and_nothing_is_lost(index, wait_seconds):
+    their_ids, our_ids = (
+        [f"{owner} {number}" for number in range(4)] for owner in ("theirs", "ours")
+    )
+    with forked(lambda: add_one_by_one(index, their_ids, wait_seconds)):
+        refused = add_one_by_one(index, our_ids, wait_seconds)
     assert wait_seconds == 0 or refused == 0
     assert len(read_contents(index)) == 12 + 8
     assert check(index).items == 12 + 8
 
 
-def test_a_writer_is_refused_while_another_process_writes_and_let_in_after_waiting(index):
-    reading, writing = os.pipe()
+def test_a_writer_is_refused_while_another_process_writes_or_waits_for_it(index):
+    read_end, write_end = os.pipe()
 
-    def hold() -> None:
+    def hold_lock() -> None:
         with open_writer(index) as writer:
-            os.write(writing, b"held")
+            os.write(write_end, b"held")
             time.sleep(0.3)
             writer.delete(["a"])
 
-    with forked(hold):
-        assert os.read(reading, 4) == b"held"
+    with forked(hold_lock):
+        assert os.read(read_end, 4) == b"held"
         with pytest.raises(UsageError, match="another process"), open_writer(index):
             pass
         with open_writer(index, wait_seconds=30.0) as writer:
@@ -278,8 +282,8 @@ def test_a_writer_is_refused_while_another_process_writes_and_let_in_after_waiti
     assert len(read_contents(index)) == 10
 
 
-def test_readers_never_meet_half_a_state_while_another_process_writes(index):
-    """Every write renews all items, or takes them all away but for one that stays behind."""
+def test_readers_never_see_half_a_state_while_another_process_writes(index):
+    """Every write replaces all items, or deletes all but one."""
 
     def write() -> None:
         for number in range(1, 5):
@@ -291,21 +295,22 @@ def test_readers_never_meet_half_a_state_while_another_process_writes(index):
     reads, last = 0, 0
     with forked(write) as child:
         while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            state = Snapshot.open(index)
+            snapshot = Snapshot.open(index)
             contents = read_contents(index)
             assert set(contents) in ({"a"}, set("abcdefghijkl")), contents
             assert len(set(contents.values())) == 1, contents
             assert contents["a"] >= last
             last = contents["a"]
             reads += 1
-            # What is open stays whole, whatever the writer removes meanwhile.
-            assert sum(len(list(segment.items.all())) for segment in state.segments) >= 1
-            assert all(segment.table.ids.min() >= 0 for segment in state.segments)
+            # The files of an open snapshot remain readable, even if the writer removes them.
+            assert sum(len(list(segment.items.all())) for segment in snapshot.segments) >= 1
+            assert all(segment.table.ids.min() >= 0 for segment in snapshot.segments)
     assert reads > 3
     assert set(read_contents(index)) == {"a"}
 
 
 if __name__ == "__main__":
-    # What a process has written outlives its being killed; without waiting for the disk, kills hit everything else.
+    # A kill loses nothing that the process has written. Without waits for the disk, which take most
+    # of the time, more kills happen elsewhere.
     os.fsync = lambda _: None
     sys.stdout.write(json.dumps(kill_writers(Path(sys.argv[1]), int(sys.argv[2]), seed=4)))

@@ -1,6 +1,6 @@
-"""A process killed at any moment loses nothing that was finished and leaves nothing that opens but is wrong.
+"""Killed processes lose no finished part, and leave nothing that opens but is wrong.
 
-A few kills each by default; ``GENIUS_KILLS=20`` makes it twenty.
+There are a few kills in each test by default; ``GENIUS_KILLS=20`` sets another number.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("GENIUS_KILLS", "2"))
 PARTS = ("encoder", "quantizer", "generator")
 
-
 PROCESSES = multiprocessing.get_context("forkserver")
-"""Each command runs in a process of its own, forked from one that has imported everything once."""
+"""Starts each command in a fork of a process that has imported everything."""
 
 
 def run_command(*words: str) -> None:
@@ -57,16 +56,16 @@ def genius(*words: str | Path) -> multiprocessing.Process:
 
 
 def run_whole(*words: str | Path) -> float:
-    """Run a command to its end; how many seconds it took."""
-    began = time.monotonic()
+    """Run a command to its end, and return its duration in seconds."""
+    start = time.monotonic()
     process = genius(*words)
     process.join()
     assert process.exitcode == 0
-    return time.monotonic() - began
+    return time.monotonic() - start
 
 
-def was_killed(delay: float, *words: str | Path) -> bool:
-    """Run a command and kill it after a while; False if it was finished before."""
+def kill_after(delay: float, *words: str | Path) -> bool:
+    """Run a command and kill it after some seconds; return False if it finished before."""
     process = genius(*words)
     process.join(delay)
     process.kill()
@@ -75,30 +74,31 @@ def was_killed(delay: float, *words: str | Path) -> bool:
     return process.exitcode != 0
 
 
-def kill_until_enough(
+def kill_often(
     kills: int,
     seconds: float,
     command: tuple[str | Path, ...],
     *,
     check: Callable[[], bool],
-    begin_again: Callable[[], None],
+    reset: Callable[[], None],
 ) -> None:
-    """Kill a command that many times, at seeded moments; ``check`` whatever it leaves, and says if it is done."""
-    moments = random.Random(5)
-    done = 0
-    while done < kills:
-        done += was_killed(moments.uniform(0.3, 1.0) * seconds, *command)
+    """Kill a command several times at random moments.
+
+    After each kill, ``check`` verifies the files and returns whether the command's work is done.
+    """
+    chance = random.Random(5)
+    killed = 0
+    while killed < kills:
+        killed += kill_after(chance.uniform(0.3, 1.0) * seconds, *command)
         if check():
-            begin_again()
+            reset()
 
 
 @pytest.fixture
 def seconds(retrained) -> float:
-    """How long the training took, without imports."""
-    ended, began = (
-        path.stat().st_mtime for path in (retrained.model / "model.json", retrained.settings)
-    )
-    return ended - began
+    """The duration of the training, without imports."""
+    start = retrained.settings.stat().st_mtime
+    return (retrained.model / "model.json").stat().st_mtime - start
 
 
 def losses(folder: Path, part: str) -> list[float]:
@@ -109,7 +109,7 @@ def losses(folder: Path, part: str) -> list[float]:
 
 
 def finished(folder: Path, part: str) -> str | None:
-    """The fingerprint of a part that opens, every byte of it checked."""
+    """Return the fingerprint of a part whose files equal their checksums; None if it is missing."""
     try:
         return open_artifact(folder / part, kind=part, check_contents=True).fingerprint
     except ArtifactMissing:
@@ -123,29 +123,30 @@ def open_finished(folder: Path) -> Genius | None:
         return None
 
 
-def test_a_killed_training_goes_on_to_the_very_same_model(retrained, seconds, tmp_path):
+def test_a_killed_training_continues_to_the_same_model(retrained, seconds, tmp_path):
     folder = tmp_path / "model"
     reference = Genius.open(retrained.model).fingerprint
-    parts = {part: finished(retrained.model, part) for part in PARTS}
-    so_far: set[str] = set()
+    fingerprints = {part: finished(retrained.model, part) for part in PARTS}
+    finished_parts: set[str] = set()
 
     def check() -> bool:
         for part in PARTS:
-            found = finished(folder, part)
-            assert found in (None, parts[part]), f"the {part} is another one"
-            assert found is not None or part not in so_far, f"the finished {part} was lost"
-            if found is not None:
-                so_far.add(part)
+            fingerprint = finished(folder, part)
+            assert fingerprint in (None, fingerprints[part]), f"the {part} differs"
+            if fingerprint is None:
+                assert part not in finished_parts, f"the finished {part} was lost"
+            else:
+                finished_parts.add(part)
         model = open_finished(folder)
         assert model is None or model.fingerprint == reference
         return model is not None
 
-    def begin_again() -> None:
+    def reset() -> None:
         shutil.rmtree(folder)
-        so_far.clear()
+        finished_parts.clear()
 
     command = (*retrained.command, "--out", folder)
-    kill_until_enough(KILLS, seconds, command, check=check, begin_again=begin_again)
+    kill_often(KILLS, seconds, command, check=check, reset=reset)
     run_whole(*command)
     assert check()
     for part in PARTS:
@@ -170,31 +171,29 @@ def test_a_killed_second_training_leaves_the_first_model_or_none_but_never_a_mix
         assert model.quantizer_manifest.fingerprint == first.quantizer_manifest.fingerprint
         return model.generator_manifest.fingerprint not in generators
 
-    def begin_again() -> None:
+    def reset() -> None:
         shutil.rmtree(folder)
         shutil.copytree(retrained.model, folder)
 
     second = tmp_path / "second.toml"
     second.write_text(retrained.settings.read_text() + "\ngenerator.training.seed = 1\n")
     command = (*retrained.command, "--config", second, "--out", folder)
-    kill_until_enough(
-        max(1, KILLS // 3), 0.6 * seconds, command, check=check, begin_again=begin_again
-    )
+    kill_often(max(1, KILLS // 3), 0.6 * seconds, command, check=check, reset=reset)
     run_whole(*command)
     assert check()
 
 
 def contents(index: Index) -> dict[str, tuple[Item, list[int]]]:
-    """Every item with its ID."""
-    found: dict[str, tuple[Item, list[int]]] = {}
+    """Return every item with its ID."""
+    items: dict[str, tuple[Item, list[int]]] = {}
     for segment in index._snapshot.segments:
         assert not len(segment.dead)
         table = segment.table
         codes = np.empty((table.num_items, table.ids.shape[1]), dtype=np.int16)
         codes[table.items] = np.repeat(table.ids, np.diff(table.bucket_starts), axis=0)
         entries = zip(segment.items.all(), codes.tolist(), strict=True)
-        found.update((item.id, (item, id_)) for item, id_ in entries)
-    return found
+        items.update((item.id, (item, id_)) for item, id_ in entries)
+    return items
 
 
 @pytest.fixture(scope="module")
@@ -205,17 +204,18 @@ def pools(trained) -> tuple[Path, Path]:
     return first, second
 
 
-@pytest.mark.parametrize("kind", ["create", "add"])
-def test_a_killed_command_leaves_the_index_before_or_the_whole_one(
-    trained, model, pools, tmp_path, kind
+@pytest.mark.parametrize("command", ["create", "add"])
+def test_a_killed_command_leaves_the_old_index_or_the_new_one(
+    trained, model, pools, tmp_path, command
 ):
     folder, before = tmp_path / "index", tmp_path / "before"
     create = ("--model", trained.model, "--no-ocr", "--pool", pools[0])
-    words = ("index", kind, folder, *(create if kind == "create" else ("--no-ocr", pools[1])))
+    options = {"create": create, "add": ("--no-ocr", pools[1])}
+    words = ("index", command, folder, *options[command])
 
-    def begin_again() -> None:
+    def reset() -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        if kind == "add":
+        if command == "add":
             shutil.copytree(before, folder)
 
     def read_index() -> dict[str, tuple[Item, list[int]]] | None:
@@ -228,16 +228,16 @@ def test_a_killed_command_leaves_the_index_before_or_the_whole_one(
         assert read_index() in (old, new)
         return read_index() == new
 
-    if kind == "add":
+    if command == "add":
         run_whole("index", "create", before, *create)
-    begin_again()
+    reset()
     old = read_index()
     seconds = run_whole(*words)
     new = read_index()
     assert new is not None
-    assert len(new) == (1_250 if kind == "add" else 1_000)
-    begin_again()
-    kill_until_enough(max(1, KILLS - 1), seconds, words, check=check, begin_again=begin_again)
+    assert len(new) == (1_250 if command == "add" else 1_000)
+    reset()
+    kill_often(max(1, KILLS - 1), seconds, words, check=check, reset=reset)
     run_whole(*words)
     assert check()
     assert not (folder / WORK).exists()

@@ -1,4 +1,4 @@
-"""Power failures: what a disk image holds at each step, without anything that was not synced."""
+"""Power failures: at each step, a copy of a disk image lacks everything that was not synced."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def run(*words: object) -> None:
 
 @contextmanager
 def mounted(image: Path, *options: str) -> Iterator[Path]:
-    """Mount an image outside pytest's folders: if a killed run leaves it there, they can still be removed."""
-    place = Path(tempfile.mkdtemp(prefix="genius-disk-"))
+    """Mount an image outside pytest's folders, which pytest must remove even after a killed run."""
+    folder = Path(tempfile.mkdtemp(prefix="genius-disk-"))
     try:
-        run("mount", "-o", ",".join(("loop", *options)), image, place)
+        run("mount", "-o", ",".join(("loop", *options)), image, folder)
         try:
-            yield place
+            yield folder
         finally:
-            run("umount", place)
+            run("umount", folder)
     finally:
-        place.rmdir()
+        folder.rmdir()
 
 
 class Disk:
-    """A disk of which copies are taken as a power failure would leave it."""
+    """A disk, and copies of it as power failures would leave it."""
 
     def __init__(self, image: Path, folder: Path) -> None:
         self.image = image
@@ -57,12 +57,13 @@ class Disk:
         self.copies: list[Path] = []
 
     def fail(self) -> None:
-        """Keep what would be there after a power failure now."""
+        """Copy the disk as a power failure would leave it now."""
         self.copies.append(self.image.with_name(f"{len(self.copies)}.img"))
         run("cp", "--sparse=always", self.image, self.copies[-1])
 
     @contextmanager
     def failing_at_each_rename(self, monkeypatch) -> Iterator[None]:
+        """Fail before and after each rename of a file or folder, and at the end."""
         with monkeypatch.context() as patch:
             for name in ("rename", "replace"):
                 original = getattr(Path, name)
@@ -78,7 +79,7 @@ class Disk:
         self.fail()
 
     def after(self, copy: Path) -> Iterator[Path]:
-        """Mount a copy, which repairs the file system as a restart would."""
+        """Mount a copy, which repairs the file system like a restart."""
         return mounted(copy)
 
 
@@ -90,65 +91,66 @@ def disk(tmp_path, record_property) -> Iterator[Disk]:
     try:
         run("mkfs.ext4", "-q", image)
         with mounted(image, "commit=300") as folder:
-            made = Disk(image, folder)
-            yield made
-            record_property("power failures", len(made.copies))
+            disk = Disk(image, folder)
+            yield disk
+            record_property("power failures", len(disk.copies))
     except (OSError, subprocess.CalledProcessError) as error:
         if not isinstance(error, subprocess.CalledProcessError) or error.cmd[0] not in TOOLS:
             raise
         pytest.skip(f"disk images cannot be mounted here: {error}")
 
 
-def quick(levels: int):
+def one_step_config(levels: int):
     config = preset("tiny")
-    parts = {
-        name: replace(
-            getattr(config, name), training=replace(getattr(config, name).training, max_steps=1)
-        )
-        for name in ("encoder", "quantizer", "generator")
-    }
-    return replace(config, **{**parts, "quantizer": replace(parts["quantizer"], levels=levels)})
+    stages = {}
+    for name in ("encoder", "quantizer", "generator"):
+        stage = getattr(config, name)
+        stages[name] = replace(stage, training=replace(stage.training, max_steps=1))
+    stages["quantizer"] = replace(stages["quantizer"], levels=levels)
+    return replace(config, **stages)
 
 
 @pytest.mark.slow
 def test_a_file_that_was_not_synced_is_lost(disk):
-    """The control: otherwise the other tests show nothing."""
+    """The control, without which the other tests would show nothing."""
     (disk.folder / "x").write_text("not synced")
     disk.fail()
-    with disk.after(disk.copies[0]) as found:
-        assert not (found / "x").exists() or not (found / "x").read_bytes()
+    with disk.after(disk.copies[0]) as folder:
+        assert not (folder / "x").exists() or not (folder / "x").read_bytes()
 
 
 @pytest.mark.slow
-def test_a_model_that_is_trained_again_is_whole_or_refused_and_its_training_goes_on(
+def test_a_model_that_is_trained_again_is_whole_or_refused_and_its_training_continues(
     disk, retrained, monkeypatch
 ):
     folder = Path(shutil.copytree(retrained.model, disk.folder / "model"))
     os.sync()
     old = Genius.open(folder).fingerprint
     with disk.failing_at_each_rename(monkeypatch):
-        new = fit(MBeir(retrained.data), "small", folder, quick(2), progress=Silent()).fingerprint
-    found = []
+        new = train(retrained, folder)
+    fingerprints = []
     for copy in disk.copies:
-        with disk.after(copy) as place:
-            check_parts(place / "model")
+        with disk.after(copy) as restored:
+            check_parts(restored / "model")
             for name in ("queries", "candidates"):
-                open_artifact(
-                    place / "model" / "features" / name, kind="features", check_contents=True
-                )
+                features = restored / "model" / "features" / name
+                open_artifact(features, kind="features", check_contents=True)
             try:
-                found.append(Genius.open(place / "model").fingerprint)
+                fingerprints.append(Genius.open(restored / "model").fingerprint)
             except ArtifactError:
-                found.append(None)
-            gc.collect()  # of a model that is refused, other parts are mapped still
-    assert found == sorted(found, key=[old, None, new].index)
-    assert found[-1] == new
-    with disk.after(disk.copies[found.index(None)]) as place:
-        again = fit(
-            MBeir(retrained.data), "small", place / "model", quick(2), progress=Silent()
-        ).fingerprint
-        assert again == new
+                fingerprints.append(None)
+            gc.collect()  # closes files of parts that were opened before one was refused
+    assert fingerprints == sorted(fingerprints, key=[old, None, new].index)
+    assert fingerprints[-1] == new
+    with disk.after(disk.copies[fingerprints.index(None)]) as restored:
+        assert train(retrained, restored / "model") == new
         gc.collect()
+
+
+def train(retrained, folder: Path) -> str:
+    """Train the model of `retrained` again with two levels, and return its fingerprint."""
+    data, config = MBeir(retrained.data), one_step_config(levels=2)
+    return fit(data, "small", folder, config, progress=Silent()).fingerprint
 
 
 def check_parts(model: Path) -> None:
@@ -163,14 +165,15 @@ def check_parts(model: Path) -> None:
 
 
 def texts(number: int) -> list[dict[str, str]]:
-    return [{"id": f"{number} {place}", "text": f"a kite {number} {place}"} for place in range(5)]
+    names = [f"{number} {row}" for row in range(5)]
+    return [{"id": name, "text": f"a kite {name}"} for name in names]
 
 
 @pytest.mark.slow
 def test_items_that_are_added_or_deleted_stay(disk, trained, monkeypatch):
     model = Genius.open(trained.model)
     index = Index.create(disk.folder / "index", texts(0), model=model)
-    alive = {one["id"] for one in texts(0)}
+    alive = {item["id"] for item in texts(0)}
     states: list[set[str]] = []
     with disk.failing_at_each_rename(monkeypatch):
         disk.copies.clear()
@@ -179,7 +182,7 @@ def test_items_that_are_added_or_deleted_stay(disk, trained, monkeypatch):
                 before = set(alive)
                 if change == "add":
                     index.add(texts(number))
-                    alive |= {one["id"] for one in texts(number)}
+                    alive |= {item["id"] for item in texts(number)}
                 else:
                     index.delete(f"{number} 0")
                     alive.discard(f"{number} 0")
@@ -190,11 +193,11 @@ def test_items_that_are_added_or_deleted_stay(disk, trained, monkeypatch):
     gc.collect()  # closes its files
     for number, (copy, ids) in enumerate(zip(disk.copies, states, strict=True)):
         allowed = [ids, *(later for later in states[number:] if later != ids)][:2]
-        with disk.after(copy) as place:
-            check(place / "index")
-            found = set(Index.open(place / "index", model=model)._snapshot.ids())
+        with disk.after(copy) as restored:
+            check(restored / "index")
+            restored_ids = set(Index.open(restored / "index", model=model)._snapshot.ids())
             gc.collect()
-            assert found in allowed
+            assert restored_ids in allowed
 
 
 def build(disk: Disk, trained) -> Settings:
@@ -205,40 +208,40 @@ def build(disk: Disk, trained) -> Settings:
 
 
 @pytest.mark.slow
-def test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on(disk, trained, monkeypatch):
+def test_a_cluster_is_whole_or_missing_and_its_build_can_continue(disk, trained, monkeypatch):
     with disk.failing_at_each_rename(monkeypatch):
         settings = build(disk, trained)
     items = read_cluster(disk.folder / "X").items
-    found: list[int | None] = []
+    restored_items: list[int | None] = []
     for copy in disk.copies:
-        with disk.after(copy) as place:
-            shards = [one.parent for one in (place / "X").glob("shards/*/index.json")]
-            total = sum(check(one).items for one in shards)
+        with disk.after(copy) as restored:
+            shards = [path.parent for path in (restored / "X").glob("shards/*/index.json")]
+            total = sum(check(shard).items for shard in shards)
             try:
-                found.append(read_cluster(place / "X").items)
+                restored_items.append(read_cluster(restored / "X").items)
             except ArtifactMissing:
-                found.append(None)
+                restored_items.append(None)
             else:
                 assert (len(shards), total) == (3, items)
-    assert set(found) == {None, items}
-    assert found == sorted(found, key=[None, items].index)
-    last = disk.copies[found.index(items) - 1]
-    with disk.after(last) as place:
-        assert build_cluster(place / "X", settings).items == items
-        assert sum(check(one).items for one in (place / "X" / "shards").iterdir()) == items
+    assert set(restored_items) == {None, items}
+    assert restored_items == sorted(restored_items, key=[None, items].index)
+    last_unfinished = disk.copies[restored_items.index(items) - 1]
+    with disk.after(last_unfinished) as restored:
+        assert build_cluster(restored / "X", settings).items == items
+        assert sum(check(shard).items for shard in (restored / "X" / "shards").iterdir()) == items
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     [
-        test_a_model_that_is_trained_again_is_whole_or_refused_and_its_training_goes_on,
+        test_a_model_that_is_trained_again_is_whole_or_refused_and_its_training_continues,
         test_items_that_are_added_or_deleted_stay,
-        test_a_cluster_is_there_whole_or_not_at_all_and_its_build_can_go_on,
+        test_a_cluster_is_whole_or_missing_and_its_build_can_continue,
     ],
 )
-def test_what_is_not_synced_is_lost(check, disk, trained, monkeypatch):
-    """The control of each test above."""
+def test_without_syncs_each_test_fails(check, disk, trained, monkeypatch):
+    """The control of the tests above."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
     with pytest.raises((ArtifactError, AssertionError, BadData, OSError)):
         check(disk, trained, monkeypatch)

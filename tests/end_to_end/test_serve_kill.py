@@ -1,6 +1,6 @@
-"""A server killed while many add at once has everything that it acknowledged when it is started again.
+"""A server that is killed during additions loses none that it has acknowledged.
 
-One kill by default; ``GENIUS_KILLS=20`` makes it twenty.
+There is one kill by default; ``GENIUS_KILLS=20`` sets another number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ADDERS = 6
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server and its address, once it answers; killed at the end."""
+    """Start a server, yield it and its address once it answers, and kill it at the end."""
     command = "from genius_search.cli import main; raise SystemExit(main())"
     with subprocess.Popen(  # noqa: S603
         [sys.executable, "-c", command, "serve", folder, "--port", "0"],
@@ -53,32 +53,32 @@ def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def photo(number: int) -> bytes:
-    """A picture that no other number has."""
-    written = io.BytesIO()
-    Image.new("RGB", (32, 32), (number % 256, number // 256 % 256, 99)).save(written, "PNG")
-    return written.getvalue()
+    """Return a picture that depends on the number."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32), (number % 256, number // 256 % 256, 99)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def add_until_killed(
-    address: str, adder: int, kill: int, known: dict[str, str], first: threading.Event
+    address: str, adder: int, kill: int, acknowledged: dict[str, str], first: threading.Event
 ) -> None:
-    """Add one or a few items at a time, and note each that was acknowledged, with its word."""
+    """Add one to three items at a time, and note acknowledged ids with a word of their texts."""
     with httpx.Client(base_url=address, timeout=60) as client:
         for number in range(10_000):
-            names = [f"{kill}/{adder}/{number}/{place}" for place in range(1 + number % 3)]
+            names = [f"{kill}/{adder}/{number}/{row}" for row in range(1 + number % 3)]
             word = f"w{kill}x{adder}x{number}"
             items = [{"id": name, "text": f"a kite {word}"} for name in names]
-            parts = {}
+            pictures = {}
             if adder % 2:
-                items = [{**item, "image": f"p{place}"} for place, item in enumerate(items)]
-                parts = {f"p{place}": photo(hash(name) % 65536) for place, name in enumerate(names)}
+                items = [{**item, "image": f"p{row}"} for row, item in enumerate(items)]
+                pictures = {f"p{row}": photo(hash(name) % 65536) for row, name in enumerate(names)}
             body = json.dumps({"items": items})
             try:
-                answer = client.post("/v1/items", files={"json": (None, body), **parts})
+                response = client.post("/v1/items", files={"json": (None, body), **pictures})
             except httpx.TransportError:
                 return
-            assert answer.json()["added"] == len(names)
-            known.update(dict.fromkeys(names, word))
+            assert response.json()["added"] == len(names)
+            acknowledged.update(dict.fromkeys(names, word))
             first.set()
 
 
@@ -89,40 +89,38 @@ def folder(trained, tmp_path) -> Path:
     return tmp_path / "kites.index"
 
 
-def check(address: str, known: dict[str, str]) -> None:
-    """Everything that was acknowledged is there, and searches find it."""
+def check(address: str, acknowledged: dict[str, str]) -> None:
+    """Check that all acknowledged items are stored, and that searches find them by their word."""
     with httpx.Client(base_url=address, timeout=60) as client:
-        words = sorted(set(known.values()))
-        for word in words[-40:]:  # the last before the kill among them
+        for word in sorted(set(acknowledged.values()))[-40:]:  # with the last before the kill
+            names = {name for name in acknowledged if acknowledged[name] == word}
             hits = client.post("/v1/search", json={"text": "a kite", "match": word}).json()["hits"]
-            assert {name for name, own in known.items() if own == word} <= {
-                hit["id"] for hit in hits
-            }
-        for name in known:
+            assert names <= {hit["id"] for hit in hits}
+        for name in acknowledged:
             assert client.get("/v1/items", params={"id": name}).json()["id"] == name
 
 
-def test_what_a_killed_server_acknowledged_is_there_when_it_is_started_again(trained, folder):
-    moments = random.Random(7)
-    known: dict[str, str] = {}
+def test_a_killed_server_has_all_acknowledged_items_after_a_restart(trained, folder):
+    chance = random.Random(7)
+    acknowledged: dict[str, str] = {}
     for kill in range(KILLS):
         first = threading.Event()
         with serving(folder) as (process, address), ThreadPoolExecutor(ADDERS) as pool:
-            check(address, known)
+            check(address, acknowledged)
             adders = [
-                pool.submit(add_until_killed, address, adder, kill, known, first)
+                pool.submit(add_until_killed, address, adder, kill, acknowledged, first)
                 for adder in range(ADDERS)
             ]
             assert first.wait(60)
-            time.sleep(moments.uniform(0.1, 1.5))
+            time.sleep(chance.uniform(0.1, 1.5))
             process.kill()
             for adder in adders:
                 adder.result()
-    assert known
+    assert acknowledged
     with serving(folder) as (process, address):
-        check(address, known)
+        check(address, acknowledged)
         process.terminate()
         assert process.wait(30) == 0
     index = Index(folder, Genius.open(trained.model))
     index.check()
-    assert set(index._snapshot.item_states(list(known))) == set(known)
+    assert set(index._snapshot.item_states(list(acknowledged))) == set(acknowledged)

@@ -1,4 +1,4 @@
-"""A pool with every modality, the index of it, and its cluster."""
+"""A pool with every modality, an index of it, and a cluster of it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import pytest
 from genius_search.cluster.build import Settings, build_cluster
 from genius_search.data.mbeir import read_candidates
 from genius_search.index.index import Index
-from genius_search.records import Modality
+from genius_search.records import Candidate, Modality
 from research.mbeir_files import write_candidates
 
 
 @pytest.fixture(scope="session")
 def pool(trained, tmp_path_factory) -> Path:
     """Forty candidates of each modality, and their pictures."""
-    given = list(
-        read_candidates(trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl")
-    )
+    global_pool = trained.data / "cand_pool" / "global" / "mbeir_union_test_cand_pool.jsonl"
+    of_modality: dict[Modality, list[Candidate]] = {modality: [] for modality in Modality}
+    for candidate in read_candidates(global_pool):
+        of_modality[candidate.modality].append(candidate)
     root = tmp_path_factory.mktemp("pool")
     (root / "mbeir_images").symlink_to(trained.data / "mbeir_images")
     (root / "cand_pool").mkdir()
-    some = [one for kind in Modality for one in [one for one in given if one.modality is kind][:40]]
-    write_candidates(root / "cand_pool" / "some.jsonl", some)
-    return root / "cand_pool" / "some.jsonl"
+    file = root / "cand_pool" / "some.jsonl"
+    write_candidates(
+        file, [candidate for candidates in of_modality.values() for candidate in candidates[:40]]
+    )
+    return file
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def texts(tmp_path) -> Path:
 
 @pytest.fixture(scope="session")
 def single(model, pool, tmp_path_factory) -> Index:
-    """One index of the pool."""
+    """An index of the pool."""
     return Index.create(
         tmp_path_factory.mktemp("single") / "index", pool, model=model, embeddings="fused"
     )

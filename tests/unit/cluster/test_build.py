@@ -1,4 +1,4 @@
-"""Building a cluster: what is there is not made again, and every shard is an ordinary index."""
+"""Building a cluster: finished shards are not built again, and every shard is an ordinary index."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from genius_search.index.index import Index
 
 
 class Counting:
-    """Creates shards here and counts them; fails before one of them."""
+    """Creates shards in this process, records them, and fails before one of them."""
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.done: list[int] = []
@@ -33,12 +33,13 @@ def test_each_shard_is_an_index_that_opens_alone(cluster_folder, single, cluster
     cluster = read_cluster(cluster_folder)
     shards = [Index.open(shard_folder(cluster_folder, number)) for number in range(3)]
     ids = [set(shard._snapshot.ids()) for shard in shards]
-    assert all(shard_of(name, 3) == number for number, own in enumerate(ids) for name in own)
+    for number, shard_ids in enumerate(ids):
+        assert {shard_of(name, 3) for name in shard_ids} == {number}
     assert set().union(*ids) == set(single._snapshot.ids())
     assert cluster.items == sum(map(len, ids)) == len(Searcher.open(cluster_folder)) == 120
-    verified = Searcher.open(cluster_folder).check()
-    assert (verified.segments, verified.items) == (3, 120)
-    assert sorted(one.name for one in cluster_folder.iterdir()) == [
+    checked = Searcher.open(cluster_folder).check()
+    assert (checked.segments, checked.items) == (3, 120)
+    assert sorted(path.name for path in cluster_folder.iterdir()) == [
         "cluster.json",
         "left-out.jsonl",
         "shards",
@@ -61,35 +62,36 @@ def test_a_killed_build_creates_only_what_is_missing(cluster_settings, tmp_path)
         build_cluster(tmp_path / "X", cluster_settings._replace(shards=4))
     assert build_cluster(tmp_path / "X", cluster_settings, run=again).items == 120
     assert (first.done, again.done) == ([0, 1], [2])
-    (tmp_path / "X" / ".build").mkdir()  # killed after its end
+    (tmp_path / "X" / ".build").mkdir()  # as if the build was killed just before it ended
     assert build_cluster(tmp_path / "X", cluster_settings, run=Counting(fail_at=0)).items == 120
     assert not (tmp_path / "X" / ".build").exists()
 
 
-def test_shards_share_codebooks_fitted_to_all_of_the_pool(texts, tmp_path):
+def test_shards_share_codebooks_that_are_fitted_to_the_whole_pool(texts, tmp_path):
     (texts / "a.txt").write_bytes(b"\xff\xfe\x00broken")
-    made = build_cluster(tmp_path / "X", Settings(str(texts), encoder="text:wordllama", shards=2))
-    assert (made.model, made.items) == (MODEL, 24)
-    left_out = [
-        json.loads(line) for line in (tmp_path / "X" / "left-out.jsonl").read_text().splitlines()
-    ]
-    assert made.left_out == len(left_out)
-    manifests = [Index.open(shard_folder(tmp_path / "X", n))._snapshot.manifest for n in range(2)]
-    assert {one.model_fingerprint for one in manifests} == {made.model_fingerprint}
-    assert {(one.embeddings, one.embedding_bits) for one in manifests} == {("fused", 8)}
+    folder = tmp_path / "X"
+    cluster = build_cluster(folder, Settings(str(texts), encoder="text:wordllama", shards=2))
+    assert (cluster.model, cluster.items) == (MODEL, 24)
+    left_out = [json.loads(line) for line in (folder / "left-out.jsonl").read_text().splitlines()]
+    assert cluster.left_out == len(left_out)
+    manifests = [Index.open(shard_folder(folder, n))._snapshot.manifest for n in range(2)]
+    for manifest in manifests:
+        assert manifest.model_fingerprint == cluster.model_fingerprint
+        assert (manifest.embeddings, manifest.embedding_bits) == ("fused", 8)
     hit = Searcher.open(tmp_path / "X").search("a note about number 7", k=1)[0]
     assert hit.fields["name"].startswith("note")
 
 
 def test_a_shard_may_be_empty(texts, tmp_path):
-    made = build_cluster(tmp_path / "X", Settings(str(texts), encoder="text:wordllama", shards=40))
-    searcher = Searcher.open(tmp_path / "X")
-    assert made.items == len(searcher) == searcher.check().items == 24
+    folder = tmp_path / "X"
+    cluster = build_cluster(folder, Settings(str(texts), encoder="text:wordllama", shards=40))
+    searcher = Searcher.open(folder)
+    assert cluster.items == len(searcher) == searcher.check().items == 24
     assert searcher.search("a note about number 7", k=1)[0].fields["name"].startswith("note")
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "words"),
+    ("changes", "error", "message"),
     [
         ({"model": None}, UsageError, "one of a model"),
         ({"encoder": "small"}, UsageError, "one of a model"),
@@ -97,20 +99,20 @@ def test_a_shard_may_be_empty(texts, tmp_path):
         ({"pool": "/nowhere.jsonl"}, BadData, "nowhere"),
     ],
 )
-def test_what_cannot_be_built_is_said(cluster_settings, tmp_path, changes, error, words):
-    with pytest.raises(error, match=words):
+def test_impossible_settings_are_refused(cluster_settings, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
         build_cluster(tmp_path / "X", cluster_settings._replace(**changes))
 
 
-def test_a_folder_with_other_things_is_left_alone(cluster_settings, tmp_path):
+def test_a_folder_with_other_files_remains_unchanged(cluster_settings, tmp_path):
     (tmp_path / "letter").touch()
     with pytest.raises(UsageError, match="other files"):
         build_cluster(tmp_path, cluster_settings)
-    assert [one.name for one in tmp_path.iterdir()] == ["letter"]
+    assert [path.name for path in tmp_path.iterdir()] == ["letter"]
 
 
 @pytest.mark.parametrize("body", ["{}", "[]", '{"format": 2}', "nothing"])
-def test_a_damaged_manifest_is_said(tmp_path, body):
+def test_a_damaged_manifest_is_refused(tmp_path, body):
     Path(tmp_path / "cluster.json").write_text(body)
     with pytest.raises(ArtifactMismatch):
         read_cluster(tmp_path)
