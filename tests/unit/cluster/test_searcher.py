@@ -69,11 +69,10 @@ def requests(single) -> list[SearchRequest]:
 
 
 def test_a_cluster_has_the_hits_of_a_single_index_if_all_items_are_ranked(searcher, single):
-    for request in requests(single):
-        [hits], [expected] = (
-            index.search([request], config=EXHAUSTIVE) for index in (searcher, single)
-        )
-        assert ids_and_scores(hits) == ids_and_scores(expected), request
+    batch = requests(single)
+    answers, expected = (index.search(batch, config=EXHAUSTIVE) for index in (searcher, single))
+    for request, hits, expected_hits in zip(batch, answers, expected, strict=True):
+        assert ids_and_scores(hits) == ids_and_scores(expected_hits), request
 
 
 def test_hits_of_each_modality_are_the_best_of_the_whole_cluster(searcher, single):
