@@ -1,4 +1,4 @@
-"""The check of IDs: measures of levels, survival of right answers, and the recall that follows."""
+"""The check of IDs: measures of levels, survival of right answers, and predicted recall."""
 
 from __future__ import annotations
 
@@ -21,27 +21,19 @@ from research.evaluate import main as evaluate
 from research.id_files import write_id_file
 
 
-def test_measures_of_levels_are_those_of_a_small_example():
+def test_levels_of_a_small_example_are_measured():
     codes = np.array([[0, 3], [0, 3], [0, 1], [1, 1]])
     first, second = check_levels(codes, (2, 4))
-    assert (first.used, first.most_frequent, first.prefixes, first.colliding) == (
-        1.0,
-        0.75,
-        2,
-        0.75,
-    )
+    assert (first.used, first.most_frequent) == (1.0, 0.75)
+    assert (first.prefixes, first.colliding) == (2, 0.75)
     assert first.entropy == pytest.approx(0.75 * math.log2(4 / 3) + 0.25 * 2)
     assert first.perplexity == pytest.approx(2**first.entropy)
-    assert (second.used, second.most_frequent, second.prefixes, second.colliding) == (
-        0.5,
-        0.5,
-        3,
-        0.5,
-    )
+    assert (second.used, second.most_frequent) == (0.5, 0.5)
+    assert (second.prefixes, second.colliding) == (3, 0.5)
     assert (second.entropy, second.perplexity) == (1.0, 2.0)
 
 
-def test_items_with_one_id_have_no_entropy_and_all_collide():
+def test_items_with_the_same_id_have_no_entropy_and_all_collide():
     (level,) = check_levels(np.zeros((3, 1), dtype=np.int64), (256,))
     assert (level.entropy, level.perplexity, level.colliding) == (0.0, 1.0, 1.0)
 
@@ -65,7 +57,7 @@ def test_the_expected_hit_is_the_mean_over_all_orders_within_ids(buckets, k):
 
 
 @pytest.mark.parametrize("router", ["generator", "geometry"])
-def test_the_predicted_recall_is_near_the_measured_one(trained, tmp_path, capsys, router):
+def test_the_predicted_recall_is_close_to_the_measured_one(trained, tmp_path, capsys, router):
     words = [str(trained.model), str(trained.data), "--evaluation", str(tmp_path), "--json"]
     assert main([*words, "--router", router]) == 0
     check = json.loads(capsys.readouterr().out)
@@ -86,7 +78,7 @@ def test_the_predicted_recall_is_near_the_measured_one(trained, tmp_path, capsys
     assert survival[-1] >= max(recall["R@10"] for recall in check["predicted"].values()) - 1e-9
 
 
-def test_a_table_is_printed_without_queries_too(trained, tmp_path, capsys):
+def test_a_table_is_printed_even_without_queries(trained, tmp_path, capsys):
     shutil.copytree(trained.model, tmp_path / "model")
     data, model = MBeir(trained.data), Genius.open(tmp_path / "model")
     folder = tmp_path / "model" / "features" / "candidates"
@@ -98,7 +90,7 @@ def test_a_table_is_printed_without_queries_too(trained, tmp_path, capsys):
     assert "give a data set" in capsys.readouterr().err
 
 
-def test_a_table_is_printed_of_a_file_of_ids(trained, tmp_path, capsys):
+def test_a_table_of_a_file_of_ids_is_printed(trained, tmp_path, capsys):
     file = tmp_path / "pool.index.json"
     write_id_file(file, ["0", "1"], np.array([[1, 2], [1, 2]]))
     assert main([str(file)]) == 0

@@ -1,4 +1,4 @@
-"""The main job on a small world, from nothing to the page."""
+"""The demo on a small catalogue, from drawing it to the page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = {"items": 1000, "train_products": 60, "queries_per_task": 8, "beam": 10}
 
 @pytest.fixture(scope="module")
 def small_demo(tmp_path_factory):
-    """The demo's folder and what it found."""
+    """The demo's folder and its result."""
     out = tmp_path_factory.mktemp("demo")
     return out, demo(out, **SIZE, progress=Silent(), settings=preset("tiny"))
 
@@ -42,8 +42,8 @@ def test_the_demo_leaves_one_page_that_shows_every_search(small_demo):
     pictures = re.findall(r'<img src="([^"]+)"', page)
     assert pictures
     assert page.index(pictures[0]) < page.index("Mean of all tasks")
-    asked = "Do you sell a green striped kite in a round frame, on a white background?"
-    assert Index.open(out / "catalogue.index").search(asked, k=1)[0].probability is not None
+    query = "Do you sell a green striped kite in a round frame, on a white background?"
+    assert Index.open(out / "catalogue.index").search(query, k=1)[0].probability is not None
     assert all((out / name).is_file() for name in pictures)
     assert page.count("<h3>") == len(result.searches) == 4 * len(TASKS)
     assert all(hit.id in page for search in result.searches for hit in search.hits)
@@ -51,9 +51,9 @@ def test_the_demo_leaves_one_page_that_shows_every_search(small_demo):
 
 def test_running_the_demo_again_changes_nothing_but_the_page(small_demo):
     out, before = small_demo
-    kept = (out / "model" / "model.json").read_bytes()
+    model_file = (out / "model" / "model.json").read_bytes()
     after = demo(out, **SIZE, progress=Silent(), settings=preset("tiny"))
-    assert (out / "model" / "model.json").read_bytes() == kept
+    assert (out / "model" / "model.json").read_bytes() == model_file
     assert after.rows == before.rows
 
 
@@ -64,7 +64,7 @@ def full_demo(tmp_path_factory):
 
 
 def readme_searches():
-    """The words, image and modality of every search of the demo that the README shows."""
+    """Yield text, image and modality of every search of the demo in the README."""
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     for line in re.findall(r"^\$ genius search demo/catalogue\.index (.*)$", readme, re.MULTILINE):
         parser = argparse.ArgumentParser()
@@ -76,33 +76,34 @@ def readme_searches():
 
 def products_of(data):
     return {
-        one.did: json.loads(one.source)["product"] for one in read_pool(data.global_pool("test"))
+        candidate.did: json.loads(candidate.source)["product"]
+        for candidate in read_pool(data.global_pool("test"))
     }
 
 
 @pytest.mark.slow
-def test_what_the_readme_searches_for_comes_first(full_demo):
+def test_searches_of_the_readme_find_the_right_product_first(full_demo):
     out, result = full_demo
-    products = products_of(MBeir(out / "catalogue"))
+    data = MBeir(out / "catalogue")
+    products = products_of(data)
     index = Index.open(result.index_folder)
     searches = list(readme_searches())
-    assert any(one.image for one in searches)
-    assert any(one.text for one in searches)
-    for one in searches:
-        image = one.image and out / Path(one.image).relative_to("demo")
-        first = products[index.search(one.text, image=image, modality=one.modality, k=1)[0].id]
-        if one.text:
-            assert all(first[name] in one.text for name in ("fill", "colour", "shape")), (
-                one.text,
-                first,
-            )
+    assert any(search.image for search in searches)
+    assert any(search.text for search in searches)
+    for search in searches:
+        image = search.image and out / Path(search.image).relative_to("demo")
+        [hit] = index.search(search.text, image=image, modality=search.modality, k=1)
+        first = products[hit.id]
+        if search.text:
+            named = [first[name] in search.text for name in ("fill", "colour", "shape")]
+            assert all(named), (search.text, first)
         else:
-            (shown,) = (
-                products[hit.did]
-                for hit in read_pool(MBeir(out / "catalogue").global_pool("test"))
-                if hit.image and image == out / "catalogue" / hit.image
+            [pictured] = (
+                products[candidate.did]
+                for candidate in read_pool(data.global_pool("test"))
+                if candidate.image and image == data.root / candidate.image
             )
-            assert first == shown
+            assert first == pictured
 
 
 @pytest.mark.slow
@@ -111,7 +112,9 @@ def test_what_the_readme_searches_for_comes_first(full_demo):
     [(("shape",), 0.65, 0.9), (("fill", "colour", "shape"), 0.5, 0.85)],
     ids=["one word", "three words"],
 )
-def test_short_queries_find_pictures_of_what_they_name(full_demo, names, min_first, min_among_five):
+def test_short_queries_find_pictures_of_the_right_products(
+    full_demo, names, min_first, min_among_five
+):
     out, result = full_demo
     products, index = products_of(MBeir(out / "catalogue")), Index.open(result.index_folder)
     pictures = [products[item.id] for item in index if item.text is None]

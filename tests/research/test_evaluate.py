@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,20 +41,16 @@ class Evaluated(NamedTuple):
 
 @pytest.fixture(scope="module")
 def evaluated(trained, tmp_path_factory) -> Evaluated:
-    """Everything, evaluated once."""
+    """An evaluation of all tasks, pools and methods."""
     data, model = MBeir(trained.data), Genius.open(trained.model)
     folder = tmp_path_factory.mktemp("evaluated")
-    return Evaluated(
-        data, model, folder, evaluate(data, model, EvaluationConfig(), folder, progress=Silent())
-    )
+    result = evaluate(data, model, EvaluationConfig(), folder, progress=Silent())
+    return Evaluated(data, model, folder, result)
 
 
 def test_every_task_has_a_row_for_each_pool_and_method(evaluated):
-    found = [(row.pool, row.task_id, row.method) for row in evaluated.result.rows]
-    expected = [
-        (pool, task, method) for pool in ("local", "global") for task in TASKS for method in METHODS
-    ]
-    assert sorted(found) == sorted(expected)
+    rows = [(row.pool, row.task_id, row.method) for row in evaluated.result.rows]
+    assert sorted(rows) == sorted(product(("local", "global"), TASKS, METHODS))
     assert {row.task for row in evaluated.result.rows} == {task_name(task) for task in TASKS}
     assert {row.queries for row in evaluated.result.rows} == {QUERIES}
 
@@ -70,14 +67,8 @@ def test_a_run_on_disk_gives_the_measures_of_its_row(evaluated):
 
 
 def test_an_encoder_alone_is_searched_exactly(evaluated, tmp_path, capsys):
-    words = [
-        str(evaluated.data.root),
-        "--encoder",
-        evaluated.model.encoder.spec,
-        "--out",
-        str(tmp_path),
-    ]
-    assert main([*words, "--pools", "global", "--json"]) == 0
+    words = [str(evaluated.data.root), "--encoder", evaluated.model.encoder.spec]
+    assert main([*words, "--out", str(tmp_path), "--pools", "global", "--json"]) == 0
     for row in json.loads(capsys.readouterr().out)["rows"]:
         assert row["method"] == "exact-raw"
         expected = evaluated.row("global", row["task_id"], "exact-raw")
@@ -85,7 +76,7 @@ def test_an_encoder_alone_is_searched_exactly(evaluated, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named"),
+    ("settings", "message"),
     [
         ({"beam": 0}, "beam"),
         ({"max_queries": -1}, "max_queries"),
@@ -94,15 +85,14 @@ def test_an_encoder_alone_is_searched_exactly(evaluated, tmp_path, capsys):
         ({"methods": ()}, "methods"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_before_any_work(evaluated, tmp_path, wrong, named):
-    with pytest.raises(UsageError, match=named):
-        evaluate(
-            evaluated.data, evaluated.model, EvaluationConfig(**wrong), tmp_path, progress=Silent()
-        )
+def test_impossible_settings_are_refused_before_any_work(evaluated, tmp_path, settings, message):
+    config = EvaluationConfig(**settings)
+    with pytest.raises(UsageError, match=message):
+        evaluate(evaluated.data, evaluated.model, config, tmp_path, progress=Silent())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_first_number_embeds_no_more_than_it_needs(evaluated, tmp_path):
+def test_a_small_evaluation_embeds_no_more_than_it_needs(evaluated, tmp_path):
     config = EvaluationConfig(
         methods=("exact-raw",), pools=("local", "global"), max_queries=2, max_candidates=30
     )
@@ -134,7 +124,7 @@ def test_local_pools_with_common_candidates_are_embedded_together(evaluated, tmp
     assert len(np.unique(ids)) == len(ids)
 
 
-def test_disjoint_pools_stay_apart(tmp_path):
+def test_disjoint_pools_are_in_different_groups(tmp_path):
     for name, numbers in (("a", (1, 2)), ("b", (3, 4)), ("c", (2, 5))):
         lines = [
             json.dumps({"did": f"1:{number}", "modality": "text", "txt": "x"}) for number in numbers
@@ -169,6 +159,6 @@ def test_interrupted_codes_continue(evaluated, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         encode()
     arrays = encode()
-    assert done[5] == 5 * 64  # four batches were on the disk
+    assert done[5] == 5 * 64  # a checkpoint had four batches
     whole = np.load(folder / "codes-fused" / "codes.npy")
     assert (arrays.codes == whole).all()

@@ -1,4 +1,4 @@
-"""A shop's catalogue as a data set: who answers whom, and nothing of one split in another."""
+"""A shop's catalogue as a data set: queries and answers, and disjoint splits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from research.fashion import SPLITS, main
 
 @pytest.fixture
 def catalogue(tmp_path):
-    """Twenty makers of shoes, each with one name in two colours and another in a third."""
+    """Twenty makers of shoes, each with a shoe in two colours, and another shoe."""
+    shoes = (("Run", "Red"), ("Run", "Blue"), ("Walk", "Green"))
     rows = [
         {
-            "id": f"{maker}{place}",
+            "id": f"{maker}{number}",
             "name": f"Maker{maker} {name}",
             "gender": "Men",
             "articleType": "Shoes",
+            "baseColour": colour,
         }
-        | {"baseColour": colour}
         for maker in range(20)
-        for place, (name, colour) in enumerate((("Run", "Red"), ("Run", "Blue"), ("Walk", "Green")))
+        for number, (name, colour) in enumerate(shoes)
     ]
     (tmp_path / "products.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "photos").mkdir()

@@ -1,4 +1,4 @@
-"""IDs of other projects, in and out."""
+"""IDs of other projects, read and written."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @given(ids=ids_of_items())
-def test_ids_that_are_written_are_read_again(folder, ids):
+def test_ids_that_are_written_can_be_read(folder, ids):
     file = folder / "pool.index.json"
     write_id_file(file, ids.names, ids.codes)
     read = read_id_file(file)
@@ -78,7 +78,7 @@ def test_a_file_of_letter_becomes_a_table(tmp_path):
         ({"0": "<a_1>"}, "expected codes such as"),
     ],
 )
-def test_a_file_that_is_no_file_of_ids_is_refused(tmp_path, text, message):
+def test_a_file_without_ids_is_refused(tmp_path, text, message):
     with pytest.raises(BadData, match=message):
         read_id_file(write(tmp_path, text))
 

@@ -49,7 +49,7 @@ def convert(source, out, **settings):
     )
 
 
-def test_the_result_is_a_data_set_without_fault(source, tmp_path):
+def test_the_result_is_a_data_set_without_faults(source, tmp_path):
     counts = convert(source, tmp_path / "out")
     report = check(tmp_path / "out")
     assert not report.findings
@@ -68,13 +68,9 @@ def test_both_tasks_have_rows_pools_and_four_instructions(source, tmp_path):
         ("flickr30k_task0", 0),
         ("flickr30k_task3", 3),
     ]
-    assert [candidate.modality for candidate in read_candidates(rows[0].local_pool)] == [
-        Modality.IMAGE
-    ] * 2
-    assert [candidate.text for candidate in read_candidates(rows[1].local_pool)] == [
-        "A fish.",
-        "A pond.",
-    ]
+    pictures, captions = (list(read_candidates(row.local_pool)) for row in rows)
+    assert [candidate.modality for candidate in pictures] == [Modality.IMAGE] * 2
+    assert [candidate.text for candidate in captions] == ["A fish.", "A pond."]
     assert len(list(read_pool(data.global_pool("test")))) == 4
     assert len(set(data.instructions.lookup(10, Modality.TEXT, Modality.IMAGE))) == 4
     assert len(set(data.instructions.lookup(10, Modality.IMAGE, Modality.TEXT))) == 4
@@ -91,6 +87,6 @@ def test_both_tasks_have_rows_pools_and_four_instructions(source, tmp_path):
         ({"images": [row("../a.jpg", "train", "A cat.")]}, "leads out"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(source, tmp_path, body, problem):
+def test_a_file_of_another_format_is_refused(source, tmp_path, body, problem):
     with pytest.raises(BadData, match=problem):
         convert((write(tmp_path, body), source[1]), tmp_path / "out")

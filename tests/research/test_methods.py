@@ -16,7 +16,7 @@ QUERIES = 12
 
 @pytest.fixture(scope="module")
 def pool(model, trained) -> PoolCandidates:
-    """Some of the training candidates, as the model encodes them."""
+    """The first training candidates, encoded by the model."""
     features = Features.open(trained.model / "features" / "candidates")
     batch = features.gather(np.arange(150))
     encoded = model.encode(batch, features.modality[:150])
@@ -30,11 +30,11 @@ def pool(model, trained) -> PoolCandidates:
 
 
 @pytest.fixture(scope="module")
-def reliable(pool) -> PoolCandidates:
-    """The same candidates, with densities that differ."""
+def varied_pool(pool) -> PoolCandidates:
+    """The candidates with random densities."""
     densities = np.random.default_rng(2).integers(64, 192, 150).astype(np.uint8)
-    kept = pool._kept._replace(densities=densities)
-    return PoolCandidates(pool._features, kept, np.arange(150))
+    arrays = pool._kept._replace(densities=densities)
+    return PoolCandidates(pool._features, arrays, np.arange(150))
 
 
 @pytest.fixture(scope="module")
@@ -47,35 +47,37 @@ def queries(model) -> RowQueries:
 def find_hits(
     model, pool, queries, methods=tuple(BEAM_METHODS), **settings
 ) -> dict[str, MethodHits]:
-    (found,) = find(model, [queries], pool, methods, dataclasses.replace(PAPER_SEARCH, **settings))
-    return {one.method: one for one in found}
+    config = dataclasses.replace(PAPER_SEARCH, **settings)
+    (method_hits,) = find(model, [queries], pool, methods, config)
+    return {hits.method: hits for hits in method_hits}
 
 
-def dids(found: MethodHits) -> list[list[str]]:
-    return [[hit.did for hit in hits] for hits in found.hits]
+def dids(results: MethodHits) -> list[list[str]]:
+    return [[hit.did for hit in hits] for hits in results.hits]
 
 
-def ordered(found: MethodHits) -> list[list[str]]:
+def sorted_dids(results: MethodHits) -> list[list[str]]:
     """Return the hits of each query by score; equal scores by did."""
     return [
-        [did for _, did in sorted((-hit.score, hit.did) for hit in hits)] for hits in found.hits
+        [did for _, did in sorted((-hit.score, hit.did) for hit in hits)] for hits in results.hits
     ]
 
 
-def scores(found: MethodHits) -> list[float]:
-    return [hit.score for hits in found.hits for hit in hits]
+def scores(results: MethodHits) -> list[float]:
+    return [hit.score for hits in results.hits for hit in hits]
 
 
-def test_beams_over_the_whole_pool_find_alike_whoever_leads_them(model, pool, queries):
-    found = find_hits(model, pool, queries, beam=500)
-    for by in ("codes", "embeddings"):
-        assert ordered(found[f"routing+{by}"]) == ordered(found[f"generative+{by}"])
-    assert {one.num_ranked for one in found.values()} == {150.0}
+def test_hits_of_beams_over_the_whole_pool_do_not_depend_on_the_router(model, pool, queries):
+    results = find_hits(model, pool, queries, beam=500)
+    for rerank in ("codes", "embeddings"):
+        routed, generated = (results[f"{router}+{rerank}"] for router in ("routing", "generative"))
+        assert sorted_dids(routed) == sorted_dids(generated)
+    assert {hits.num_ranked for hits in results.values()} == {150.0}
 
 
 def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, queries):
-    found = find_hits(model, pool, queries, beam=4, candidates=20)
-    assert dids(found["routing+codes"]) != dids(found["generative+codes"])
+    results = find_hits(model, pool, queries, beam=4, candidates=20)
+    assert dids(results["routing+codes"]) != dids(results["generative+codes"])
     vectors = torch.from_numpy(model.ranker.vectors(pool.codes))
     nearest = (queries.fused[:, None] - vectors[None]).square().sum(dim=2).argmin(dim=1)
     wide = find_hits(model, pool, queries, ("routing+codes",), beam=80)["routing+codes"]
@@ -84,53 +86,52 @@ def test_routing_follows_the_code_vectors_and_not_the_generator(model, pool, que
 
 
 @pytest.mark.parametrize("density_weight", [0.0, 0.5])
-def test_a_beam_over_the_whole_pool_orders_it_as_exact_search_does(
+def test_a_beam_over_the_whole_pool_orders_it_like_exact_search(
     model, pool, queries, density_weight
 ):
     methods = ("exact-fused+hubness", "exact-codes", "generative+embeddings", "generative+codes")
-    found = find_hits(model, pool, queries, methods, beam=500, density_weight=density_weight)
-    for exact, ours in (methods[::2], methods[1::2]):
-        assert scores(found[exact]) == pytest.approx(scores(found[ours]), abs=1e-5)
+    results = find_hits(model, pool, queries, methods, beam=500, density_weight=density_weight)
+    for exact, generative in (methods[::2], methods[1::2]):
+        assert scores(results[exact]) == pytest.approx(scores(results[generative]), abs=1e-5)
 
 
-def test_densities_fade_near_a_query_in_exact_search_as_in_a_search_by_beams(
-    model, pool, reliable, monkeypatch
+def test_densities_fade_near_a_query_in_exact_search_and_in_beam_search(
+    model, pool, varied_pool, monkeypatch
 ):
     monkeypatch.setattr("research.methods.BLOCK", 40)  # several blocks
     items = pool.fused(slice(0, QUERIES))
     queries = RowQueries([f"1:{number}" for number in range(QUERIES)], items, items)
     methods = ("exact-fused+hubness", "generative+embeddings")
-    found = find_hits(model, reliable, queries, methods, beam=500, density_weight=0.5)
-    exact, ours = (found[method] for method in methods)
-    assert scores(exact) == pytest.approx(scores(ours), abs=1e-5)
+    results = find_hits(model, varied_pool, queries, methods, beam=500, density_weight=0.5)
+    exact, generative = (results[method] for method in methods)
+    assert scores(exact) == pytest.approx(scores(generative), abs=1e-5)
     vectors = pool.fused(slice(0, 150)).numpy()
-    densities = (reliable.densities.astype(float) - 128) / 800
-    among = model.ranker.spread.target_spread()
+    densities = (varied_pool.densities.astype(float) - 128) / 800
+    spread = model.ranker.spread.target_spread()
     tables = model.ranker.tables()[model.ranker.spread.level]
     for query, hits in zip(items.numpy(), exact.hits, strict=True):
         products = vectors @ query
-        near = np.clip((1 - products) / 0.3, 0, 1) ** 3
-        scale = float(among.scale((tables @ query)[None])[0])
-        expected = np.sort(products - 0.5 * near * densities / scale)[::-1]
+        fading = np.clip((1 - products) / 0.3, 0, 1) ** 3
+        scale = float(spread.scale((tables @ query)[None])[0])
+        expected = np.sort(products - 0.5 * fading * densities / scale)[::-1]
         assert [hit.score for hit in hits] == pytest.approx(expected[: len(hits)], abs=1e-5)
-        assert hits[0].score == pytest.approx(1, abs=2e-3)  # the item itself, and copies of it
+        assert hits[0].score == pytest.approx(1, abs=2e-3)  # the item itself, or a copy of it
 
 
-def test_only_what_says_so_is_corrected_for_hubness(model, pool, queries):
+def test_only_methods_that_say_so_are_corrected_for_hubness(model, pool, queries):
     methods = ("exact-raw", "exact-fused", "exact-fused+hubness", "exact-codes", *BEAM_METHODS)
-    plain, other = (
+    plain, corrected = (
         find_hits(model, pool, queries, methods, beam=6, density_weight=density_weight)
         for density_weight in (0.0, 5.0)
     )
-    same = {method for method in methods if plain[method].hits == other[method].hits}
-    assert same == {"exact-raw", "exact-fused", "generative", "generative+raw"}
-    assert scores(plain["exact-fused+hubness"]) == pytest.approx(
-        scores(plain["exact-fused"]), abs=1e-6
-    )
+    equal = {method for method in methods if plain[method].hits == corrected[method].hits}
+    assert equal == {"exact-raw", "exact-fused", "generative", "generative+raw"}
+    uncorrected = scores(plain["exact-fused"])
+    assert scores(plain["exact-fused+hubness"]) == pytest.approx(uncorrected, abs=1e-6)
 
 
-def test_a_row_is_the_same_alone_and_among_all(model, pool, queries):
-    everything = find_hits(model, pool, queries, beam=6, candidates=10)
+def test_hits_of_a_method_do_not_depend_on_other_methods(model, pool, queries):
+    together = find_hits(model, pool, queries, beam=6, candidates=10)
     for method in BEAM_METHODS:
         alone = find_hits(model, pool, queries, (method,), beam=6, candidates=10)
-        assert alone == {method: everything[method]}
+        assert alone == {method: together[method]}

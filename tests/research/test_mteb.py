@@ -1,6 +1,6 @@
-"""mteb runs a model on its own mock tasks and on the tiny drawn world, with no network and no files left."""
+"""mteb evaluates a model on tasks of the synthetic catalogue, without a network."""
 
-# ruff: noqa: PLC0415  (mteb is optional, takes seconds, and is imported once its folders are set)
+# ruff: noqa: PLC0415  (mteb is optional, takes seconds, and is imported after its folders are set)
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LETTERS = {Modality.IMAGE: "i", Modality.TEXT: "t", Modality.IMAGE_TEXT: "it"}
 
 @pytest.fixture(scope="module")
 def mteb(tmp_path_factory) -> Any:
-    """The package, whose caches lie in a temporary folder and which asks no hub."""
+    """The package, without a hub and with caches in temporary folders."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DISABLE_TELEMETRY"):
             patch.setenv(name, "1")
@@ -50,16 +50,13 @@ def dataset(*rows: dict[str, Any]) -> Any:
     from datasets import Image as ImageColumn
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    kinds = Features(
-        {name: ImageColumn() if name == "image" else Value("string") for name in columns}
-    )
-    return Dataset.from_dict(
-        {name: [row.get(name) for row in rows] for name in columns}, features=kinds
-    )
+    types = {name: ImageColumn() if name == "image" else Value("string") for name in columns}
+    values = {name: [row.get(name) for row in rows] for name in columns}
+    return Dataset.from_dict(values, features=Features(types))
 
 
-def world_task(mteb, data: MBeir, row):
-    """A row of the drawn world as mteb would have it: only columns, no paths."""
+def catalogue_task(mteb, data: MBeir, row):
+    """Return a row of the catalogue as a task of mteb, with columns instead of paths."""
     from mteb.abstasks.retrieval import AbsTaskRetrieval
 
     def columns(record, id_):
@@ -68,16 +65,16 @@ def world_task(mteb, data: MBeir, row):
 
     queries = list(read_queries(row.queries))
     candidates = list(read_candidates(row.local_pool))
-    asked, wanted = queries[0].modality, candidates[0].modality
+    modality, target_modality = queries[0].modality, candidates[0].modality
+    dataset_id, _ = parse_id(queries[0].qid)
+    instruction = data.instructions.lookup(dataset_id, modality, target_modality)[0]
 
-    class WorldTask(AbsTaskRetrieval):
+    class CatalogueTask(AbsTaskRetrieval):
         metadata = mteb.mocks.MockAny2AnyRetrievalT2ITask.metadata.model_copy(
             update={
-                "name": "World",
-                "category": f"{LETTERS[asked]}2{LETTERS[wanted]}",
-                "prompt": {
-                    "query": data.instructions.lookup(parse_id(queries[0].qid)[0], asked, wanted)[0]
-                },
+                "name": "Catalogue",
+                "category": f"{LETTERS[modality]}2{LETTERS[target_modality]}",
+                "prompt": {"query": instruction},
             }
         )
 
@@ -85,8 +82,8 @@ def world_task(mteb, data: MBeir, row):
             self.dataset = {
                 "default": {
                     "test": {
-                        "queries": dataset(*(columns(one, one.qid) for one in queries)),
-                        "corpus": dataset(*(columns(one, one.did) for one in candidates)),
+                        "queries": dataset(*(columns(query, query.qid) for query in queries)),
+                        "corpus": dataset(*(columns(item, item.did) for item in candidates)),
                         "relevant_docs": read_qrels(row.qrels),
                         "top_ranked": None,
                     }
@@ -94,12 +91,12 @@ def world_task(mteb, data: MBeir, row):
             }
             self.data_loaded = True
 
-    return WorldTask(), len(candidates)
+    return CatalogueTask(), len(candidates)
 
 
 @pytest.fixture(scope="module")
 def our_measures(model, data, tmp_path_factory) -> dict[tuple[int, str], dict[str, float]]:
-    """What ``genius evaluate`` measures, by task and method."""
+    """Measures of `research.evaluate` by task and method."""
     config = EvaluationConfig(
         pools=("local",), methods=("generative", "exact-raw"), instructions="first"
     )
@@ -108,17 +105,17 @@ def our_measures(model, data, tmp_path_factory) -> dict[tuple[int, str], dict[st
 
 
 @pytest.mark.parametrize("method", ["generative", "exact-raw"])
-def test_mteb_measures_m_beirs_tasks_as_evaluate_does(mteb, model, data, our_measures, method):
-    found, chance = [], []
+def test_mteb_measures_tasks_like_evaluate(mteb, model, data, our_measures, method):
+    hit_rates, chance = [], []
     rows = data.rows("test")
     for row in rows[::3]:
-        task, size = world_task(mteb, data, row)
+        task, size = catalogue_task(mteb, data, row)
         result = mteb.evaluate(MtebModel(model, method=method), task, cache=None, co2_tracker=False)
         (scores,) = result.task_results[0].scores["test"]
         expected = our_measures[row.task_id, method]
-        # stored features have 16 bits and mteb's have 32, so a neighbour may change places
+        # Stored features have 16 bits and mteb's have 32, so that neighbours may swap ranks.
         assert scores["hit_rate_at_10"] == pytest.approx(expected["R@10"], abs=1 / 12 + 1e-4)
         assert scores["ndcg_at_10"] == pytest.approx(expected["nDCG@10"], abs=0.05)
-        found.append(scores["hit_rate_at_10"])
+        hit_rates.append(scores["hit_rate_at_10"])
         chance.append(10 / size)
-    assert method == "generative" or np.mean(found) > 3 * np.mean(chance)
+    assert method == "generative" or np.mean(hit_rates) > 3 * np.mean(chance)

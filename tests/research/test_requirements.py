@@ -1,4 +1,4 @@
-"""Every program of the laboratory says in one sentence what to install."""
+"""Every program of `research` says in one sentence what to install."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS = sorted(
 def test_programs_without_packages_say_in_one_sentence_what_to_install():
     assert len(PROGRAMS) > 10
     # Without the module site, -S, Python finds no installed package.
-    running = {
+    processes = {
         program: subprocess.Popen(  # noqa: S603
             [sys.executable, "-S", "-m", program, "--help"],
             cwd=ROOT,
@@ -32,14 +32,14 @@ def test_programs_without_packages_say_in_one_sentence_what_to_install():
         )
         for program in PROGRAMS
     }
-    for program, process in running.items():
-        printed, errors = process.communicate(timeout=60)
-        assert (printed, process.returncode) == ("", research.MISSING_PACKAGE_STATUS), program
+    for program, process in processes.items():
+        output, errors = process.communicate(timeout=60)
+        assert (output, process.returncode) == ("", research.MISSING_PACKAGE_STATUS), program
         assert errors.endswith(f"in the clone's folder, run: {research.REQUIREMENTS}\n"), program
         assert errors.count("\n") == 1, errors
 
 
-def test_the_command_that_installs_is_the_one_of_the_documents():
+def test_documents_have_the_command_that_installs_packages():
     for page in ("docs/research.md", "research/README.md"):
         assert f"$ {research.REQUIREMENTS}\n" in (ROOT / page).read_text(encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""A recipe from its file to the report: rows that fit, rows that use them, rivals, figures."""
+"""A recipe from its file to the report: rows that fit, rows that use them, baselines, figures."""
 
 from __future__ import annotations
 
@@ -54,23 +54,16 @@ evaluate.max_queries = 3
 """
 
 
-def test_every_row_of_the_papers_recipe_has_settings_that_exist():
+def test_settings_of_every_row_of_the_papers_recipe_exist():
     recipe = read_recipe(ROOT / "recipes" / "paper.toml")
     rows = {row.name: row for row in recipe.row}
-    assert {
-        "grace-structured",
-        "irgen",
-        "dsi",
-        "nci",
-        "no-contrastive",
-        "beam-10",
-        "codes-64x6",
-    } < set(rows)
+    assert {"grace-structured", "irgen", "dsi", "nci"} < set(rows)
+    assert {"no-contrastive", "beam-10", "codes-64x6"} < set(rows)
     for row in recipe.row:
         config = settings_of(row, 2, recipe.quick)
         assert config.quantizer.training.seed == config.generator.training.seed == 2
     assert settings_of(rows["codes-64x6"], 0, {}).quantizer.codebook_size == 64
-    assert settings_of(rows["codes-64x6"], 0, {}).quantizer.levels == 6  # as in the row it is like
+    assert settings_of(rows["codes-64x6"], 0, {}).quantizer.levels == 6  # of the row in `like`
 
 
 @pytest.mark.parametrize(
@@ -80,7 +73,7 @@ def test_every_row_of_the_papers_recipe_has_settings_that_exist():
         ('[[row]]\nname = "a"\ntable = "systems"\nlike = "b"', UsageError),
     ],
 )
-def test_what_is_no_recipe_is_refused(tmp_path, text, error):
+def test_a_file_that_is_not_a_recipe_is_refused(tmp_path, text, error):
     (tmp_path / "recipe.toml").write_text(text)
     with pytest.raises(error):
         read_recipe(tmp_path / "recipe.toml")
@@ -99,24 +92,22 @@ def test_a_recipe_becomes_a_report(trained, tmp_path, capsys):
         "--quick",
     ]
     assert main(words) == 0, capsys.readouterr().err
-    made = {file.parent.parent.name: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")}
-    assert set(made) == {"paper", "dsi", "no-alignment", "beam-1", "beam-5"}
-    assert main(words) == 0  # everything is done
-    assert made == {
-        file.parent.parent.name: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")
-    }
+    times = {file: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")}
+    names = {file.parent.parent.name for file in times}
+    assert names == {"paper", "dsi", "no-alignment", "beam-1", "beam-5"}
+    assert main(words) == 0
+    assert times == {file: file.stat().st_mtime_ns for file in rows.glob("*/*/row.json")}
     assert report([str(rows), "--out", str(out), "--data", str(trained.data)]) == 0
     text = (out / "report.md").read_text()
     for part in ("exact-raw", "dsi", "no-alignment", "Paired tests", "figures/beam.png"):
         assert part in text, part
     figures = {file.name for file in (out / "figures").iterdir()}
     assert figures == {"beam.png", "codes.png", "embeddings.png"}
-    assert {"recall-global.csv", "ablations.csv"} < {
-        file.name for file in (out / "tables").iterdir()
-    }
+    tables = {file.name for file in (out / "tables").iterdir()}
+    assert {"recall-global.csv", "ablations.csv"} < tables
 
 
-def test_a_shared_folder_that_is_half_copied_is_copied_again(tmp_path, monkeypatch):
+def test_a_shared_folder_whose_copy_is_incomplete_is_copied_again(tmp_path, monkeypatch):
     first, folder = tmp_path / "first", tmp_path / "second"
     features = first / "evaluation" / "candidates" / "features"
     features.mkdir(parents=True)
@@ -140,20 +131,13 @@ def test_a_shared_folder_that_is_half_copied_is_copied_again(tmp_path, monkeypat
     assert {file.name for file in shared.iterdir()} == {"a.npy", "manifest.json"}
 
 
-def test_anybodys_runs_are_reported_with_tests(tmp_path):
-    (tmp_path / "qrels.txt").write_text("".join(f"q{n} 0 d{n} 1\n" for n in range(20)))
-    for name, off in (("good", 0), ("bad", 1)):
-        lines = (f"q{n} Q0 d{n + off * (n % 2)} 1 1.0 {name}\n" for n in range(20))
+def test_runs_of_other_systems_are_reported_with_tests(tmp_path):
+    qrels, out = tmp_path / "qrels.txt", tmp_path / "out"
+    qrels.write_text("".join(f"q{n} 0 d{n} 1\n" for n in range(20)))
+    for name, shift in (("good", 0), ("bad", 1)):
+        lines = (f"q{n} Q0 d{n + shift * (n % 2)} 1 1.0 {name}\n" for n in range(20))
         (tmp_path / f"{name}.trec").write_text("".join(lines))
     runs = [str(tmp_path / "good.trec"), str(tmp_path / "bad.trec")]
-    words = [
-        "--runs",
-        *runs,
-        "--qrels",
-        str(tmp_path / "qrels.txt"),
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert report(words) == 0
+    assert report(["--runs", *runs, "--qrels", str(qrels), "--out", str(out)]) == 0
     text = (tmp_path / "out" / "report.md").read_text()
     assert "+50.0" in text

@@ -12,7 +12,7 @@ TABLE = Table(
 )
 
 
-def test_a_script_reads_full_numbers_and_a_column_for_all_that_is_known_of_them():
+def test_csv_has_full_numbers_and_a_column_for_standard_deviations():
     rows = list(csv.DictReader(io.StringIO(TABLE.csv())))
     assert rows[0] == {
         "system": "a|b_c", "R@5": "86.25", "R@5 sd": "0.5", "n": "1200",

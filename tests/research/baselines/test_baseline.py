@@ -1,4 +1,4 @@
-"""Rivals from end to end: fitted, indexed, searched, measured."""
+"""Baselines from end to end: fitted, searched, measured."""
 
 from __future__ import annotations
 
@@ -25,89 +25,75 @@ from research.evaluate import evaluate
 from research.id_files import main as export_ids
 from research.settings import EvaluationConfig
 
-KINDS = ("grace-numeric", "grace-semantic", "genius", "grace-structured", "irgen")
+ID_KINDS = ("grace-numeric", "grace-semantic", "genius", "grace-structured", "irgen")
 
 
-class Place(NamedTuple):
+class Workspace(NamedTuple):
     """Data, model, and a folder for the features of the pools."""
 
     data: MBeir
     model: Genius
     evaluation: Path
 
-    def config(self, kind):
-        return BaselineConfig(kind=kind, epochs=0.1, batch_size=32)
+    def config(self, id_kind):
+        return BaselineConfig(kind=id_kind, epochs=0.1, batch_size=32)
+
+    def fit(self, config, folder, progress=None):
+        return fit_baseline(
+            self.data,
+            self.model,
+            config,
+            folder=folder,
+            evaluation=self.evaluation,
+            progress=progress or Silent(),
+        )
 
 
 @pytest.fixture(scope="module")
 def workspace(trained, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("rivals")
-    return Place(MBeir(trained.data), Genius.open(trained.model), folder / "evaluation")
+    folder = tmp_path_factory.mktemp("baselines")
+    return Workspace(MBeir(trained.data), Genius.open(trained.model), folder / "evaluation")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_search_finds_items_of_the_pool_each_once_best_first(workspace, tmp_path, kind):
-    rival = fit_baseline(
-        workspace.data,
-        workspace.model,
-        workspace.config(kind),
-        folder=tmp_path / "decoder",
-        evaluation=workspace.evaluation,
-        progress=Silent(),
-    )
-    index = rival.id_table(rival.numbers[-50:])
-    assert index.num_items == 50
-    for found in rival.search(index, torch.randn(3, workspace.model.dim), beam=10, k=7):
-        assert len(found.items) == len(set(found.items.tolist())) == 7
-        assert (np.diff(found.scores) <= 0).all()
-        assert found.num_ranked >= 7
+@pytest.mark.parametrize("id_kind", ID_KINDS)
+def test_a_search_ranks_different_items_of_the_pool_by_score(workspace, tmp_path, id_kind):
+    baseline = workspace.fit(workspace.config(id_kind), tmp_path / "decoder")
+    table = baseline.id_table(baseline.numbers[-50:])
+    assert table.num_items == 50
+    for ranking in baseline.search(table, torch.randn(3, workspace.model.dim), beam=10, k=7):
+        assert len(ranking.items) == len(set(ranking.items.tolist())) == 7
+        assert (np.diff(ranking.scores) <= 0).all()
+        assert ranking.num_ranked >= 7
 
 
-@pytest.mark.parametrize("kind", ["grace-string", "nci"])
-def test_the_program_trains_and_measures(workspace, tmp_path, capsys, kind):
-    words = [
-        str(workspace.data.root),
-        "--model",
-        str(workspace.model.folder),
-        "--kind",
-        kind,
-        "--epochs",
-        "0.1",
-    ]
-    words += ["--out", str(tmp_path), "--evaluation", str(workspace.evaluation), "--json"]
+@pytest.mark.parametrize("id_kind", ["grace-string", "nci"])
+def test_the_program_trains_and_measures(workspace, tmp_path, capsys, id_kind):
+    words = [str(workspace.data.root), "--model", str(workspace.model.folder), "--json"]
+    words += ["--kind", id_kind, "--epochs", "0.1"]
+    words += ["--out", str(tmp_path), "--evaluation", str(workspace.evaluation)]
     assert main([*words, "--options.pools", "global", "--options.max-queries", "2"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {row["method"] for row in found["rows"]} == {kind}
-    assert len(found["rows"]) == 8
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["method"] for row in rows} == {id_kind}
+    assert len(rows) == 8
 
 
-def test_the_decoder_is_the_models_but_for_guide_dropout_and_the_kinds_head(workspace):
-    own, rival = (
-        workspace.model.generator.config,
-        generator_config(workspace.model, workspace.config("irgen")),
-    )
-    changed = {
-        "guide": own.guide,
-        "dropout": own.dropout,
-        "softmax": own.softmax,
-        "training": own.training,
+def test_the_decoder_differs_from_the_models_in_guide_dropout_softmax_and_training(workspace):
+    model_config = workspace.model.generator.config
+    config = generator_config(workspace.model, workspace.config("irgen"))
+    differing = {
+        name: getattr(model_config, name) for name in ("guide", "dropout", "softmax", "training")
     }
-    assert dataclasses.replace(rival, **changed) == own
+    assert dataclasses.replace(config, **differing) == model_config
     assert generator_config(workspace.model, BaselineConfig(kind="nci")).head == "per-level"
 
 
 @pytest.fixture(scope="module")
 def id_file(workspace, tmp_path_factory):
-    """The model's own IDs of all candidates, as LETTER would write them."""
+    """The model's IDs of all candidates in the format of LETTER."""
     file = tmp_path_factory.mktemp("ids") / "catalogue.index.json"
-    words = [
-        str(workspace.model.folder),
-        str(workspace.data.root),
-        "--training",
-        "--out",
-        str(file),
-    ]
-    assert export_ids([*words, "--evaluation", str(workspace.evaluation)]) == 0
+    words = [str(workspace.model.folder), str(workspace.data.root), "--training"]
+    words += ["--out", str(file), "--evaluation", str(workspace.evaluation)]
+    assert export_ids(words) == 0
     return file
 
 
@@ -122,37 +108,25 @@ def test_ids_of_a_file_are_searched_by_code_vectors_without_training(
     assert len(rows) == 8
     config = EvaluationConfig(pools=("global",), methods=("exact-fused",))
     exact = evaluate(workspace.data, workspace.model, config, tmp_path / "exact", progress=Silent())
-    # The vectors are fitted to the file's codes, which are the model's, so little is lost.
+    # The vectors are fitted to the codes of the model, so that little is lost.
     expected = np.mean([row.measures["R@10"] for row in exact.rows])
     assert np.mean([row["R@10"] for row in rows]) > 0.7 * expected > 0
 
 
-def test_a_decoder_learns_the_ids_of_a_file_and_is_kept(workspace, id_file, tmp_path, monkeypatch):
+def test_a_decoder_of_ids_from_a_file_is_opened_again(workspace, id_file, tmp_path, monkeypatch):
     config = BaselineConfig(kind="file", id_file=str(id_file), epochs=0.1, batch_size=32)
-
-    def fit():
-        folder = tmp_path / "decoder"
-        return fit_baseline(
-            workspace.data,
-            workspace.model,
-            config,
-            folder=folder,
-            evaluation=workspace.evaluation,
-            progress=Silent(),
-        )
-
-    trained = fit()
+    trained = workspace.fit(config, tmp_path / "decoder")
     monkeypatch.setattr("research.baselines.generative._train", None)  # no second training
-    opened = fit()
+    reopened = workspace.fit(config, tmp_path / "decoder")
     query = torch.randn(1, workspace.model.dim)
     rankings = [
-        next(rival.search(rival.id_table(rival.numbers[:50]), query, beam=10, k=7))
-        for rival in (trained, opened)
+        next(baseline.search(baseline.id_table(baseline.numbers[:50]), query, beam=10, k=7))
+        for baseline in (trained, reopened)
     ]
     assert rankings[0].items.tolist() == rankings[1].items.tolist()
 
 
-def test_an_interrupted_training_of_a_rival_continues(workspace, tmp_path):
+def test_an_interrupted_training_of_a_baseline_continues(workspace, tmp_path):
     config = dataclasses.replace(workspace.config("genius"), epochs=1.0)
     # The shared model was trained with a checkpoint after every step.
     assert generator_config(workspace.model, config).training.checkpoint_seconds == 0
@@ -165,19 +139,9 @@ def test_an_interrupted_training_of_a_rival_continues(workspace, tmp_path):
                 if len(steps) == 3:
                     raise KeyboardInterrupt
 
-    def fit():
-        fit_baseline(
-            workspace.data,
-            workspace.model,
-            config,
-            folder=tmp_path / "decoder",
-            evaluation=workspace.evaluation,
-            progress=Interrupting(),
-        )
-
     with pytest.raises(KeyboardInterrupt):
-        fit()
-    fit()
+        workspace.fit(config, tmp_path / "decoder", Interrupting())
+    workspace.fit(config, tmp_path / "decoder", Interrupting())
     assert steps[:4] == [1, 2, 3, 3]  # the step whose checkpoint was not written is repeated
 
 
@@ -189,13 +153,6 @@ def test_an_interrupted_training_of_a_rival_continues(workspace, tmp_path):
         ({"kind": "dsi", "router": "geometry"}, "no code vectors"),
     ],
 )
-def test_kinds_and_options_that_do_not_fit_are_refused(workspace, tmp_path, options, message):
+def test_kinds_and_options_that_contradict_are_refused(workspace, tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
-        fit_baseline(
-            workspace.data,
-            workspace.model,
-            BaselineConfig(**options),
-            folder=tmp_path / "decoder",
-            evaluation=workspace.evaluation,
-            progress=Silent(),
-        )
+        workspace.fit(BaselineConfig(**options), tmp_path / "decoder")

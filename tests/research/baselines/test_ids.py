@@ -1,4 +1,4 @@
-"""ID schemes of other papers: the IDs that items get."""
+"""ID schemes of other papers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class FirstPairs:
         return Batch(rows, rows, torch.zeros(batch_size, batch_size, dtype=torch.bool))
 
 
-def give(name, items, folder, *, seed=0):
+def assign_ids(name, items, folder, *, seed=0):
     data = TrainingSet(
         candidates=items,
         num_training=len(items.numbers) - 30,
@@ -64,30 +64,30 @@ def give(name, items, folder, *, seed=0):
 
 
 @pytest.mark.parametrize("name", list(SCHEMES))
-def test_ids_fit_their_alphabets_and_a_table_and_follow_the_seed(name, tmp_path):
+def test_ids_fit_sizes_and_a_table_and_depend_on_the_seed(name, tmp_path):
     items = draw_items()
-    codes, sizes, *_ = give(name, items, tmp_path)
+    codes, sizes, *_ = assign_ids(name, items, tmp_path)
     assert codes.shape == (150, len(sizes))
     assert (codes >= 0).all()
     assert (codes.max(axis=0) < np.array(sizes)).all()
     assert IdTable.build(codes, np.zeros(150)).num_items == 150
-    np.testing.assert_array_equal(give(name, items, tmp_path).codes, codes)
+    np.testing.assert_array_equal(assign_ids(name, items, tmp_path).codes, codes)
 
 
 def test_an_item_without_a_text_takes_the_words_of_the_nearest_query(tmp_path):
     items = draw_items()
-    codes = give("grace-semantic", items, tmp_path).codes
-    # Query 5 has two instructions, of which the first counts; query 3 comes third; query 100 has no words.
-    product = items.embeddings[0] @ items.embeddings.half()[[0, 2]].float().T
-    taken = ["a dog", "a red cat"][int(product.argmax())]
-    same = give("grace-semantic", items._replace(texts=[taken, *items.texts[1:]]), tmp_path).codes
-    assert len(set(codes[0].tolist())) == 1 + len(
-        encode_words(taken, dict.fromkeys(taken.split(), 0))
-    )
-    assert codes[0].tolist() == same[0].tolist()
+    codes = assign_ids("grace-semantic", items, tmp_path).codes
+    # Rows 0 and 1 are query 5 with two instructions, row 2 is query 3; the others have no words.
+    products = items.embeddings[0] @ items.embeddings.half()[[0, 2]].float().T
+    text = ["a dog", "a red cat"][int(products.argmax())]
+    with_text = items._replace(texts=[text, *items.texts[1:]])
+    expected = assign_ids("grace-semantic", with_text, tmp_path).codes
+    num_words = len(encode_words(text, dict.fromkeys(text.split(), 0)))
+    assert len(set(codes[0].tolist())) == num_words + 1  # and the end code
+    assert codes[0].tolist() == expected[0].tolist()
 
 
-def draw(items, seed=0, dim=6):
+def draw_vectors(items, seed=0, dim=6):
     return torch.randn(items, dim, generator=torch.Generator().manual_seed(seed))
 
 
@@ -97,9 +97,9 @@ def draw(items, seed=0, dim=6):
     leaf=st.integers(1, 8),
     seed=st.integers(0, 1000),
 )
-def test_each_item_has_a_path_of_its_own_and_none_begins_another(items, branches, leaf, seed):
+def test_paths_differ_and_none_is_a_prefix_of_another(items, branches, leaf, seed):
     random = torch.Generator().manual_seed(seed)
-    paths = tree_paths(draw(items, seed), branches=branches, leaf=leaf, generator=random)
+    paths = tree_paths(draw_vectors(items, seed), branches=branches, leaf=leaf, generator=random)
     distinct = set(paths)
     assert len(distinct) == items
     assert not any(path[:length] in distinct for path in distinct for length in range(len(path)))
@@ -111,7 +111,8 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def started(items=300, seed=0):
+def make_tokenizer(items=300, seed=0):
+    """Return a tokenizer with codebooks by k-means, and the vectors of the k-means."""
     torch.manual_seed(seed)
     vectors = F.normalize(torch.randn(items, 12, generator=seeded(seed)), dim=1)
     tokenizer = RetrievalTokenizer(12, levels=3, codes=16)
@@ -119,22 +120,22 @@ def started(items=300, seed=0):
     return tokenizer, vectors
 
 
-def test_each_level_takes_the_nearest_of_what_is_left():
-    tokenizer, vectors = started()
+def test_each_level_has_the_code_that_is_nearest_to_the_residual():
+    tokenizer, vectors = make_tokenizer()
     codes = tokenizer.encode(vectors)
-    left = vectors
+    residuals = vectors
     for level, table in enumerate(tokenizer.tables()):
-        assert torch.equal(torch.cdist(left, table).argmin(dim=1), codes[:, level])
-        left = left - table[codes[:, level]]
-    torch.testing.assert_close(tokenizer.prefixes(vectors).sums[-1], vectors - left)
+        assert torch.equal(torch.cdist(residuals, table).argmin(dim=1), codes[:, level])
+        residuals = residuals - table[codes[:, level]]
+    torch.testing.assert_close(tokenizer.prefixes(vectors).sums[-1], vectors - residuals)
 
 
-def test_every_prefix_of_the_codes_is_supervised():
-    tokenizer, vectors = started()
-    none = torch.zeros(20, 20, dtype=torch.bool)
-    loss, found = tokenizer.loss(vectors[:20] + 0.1 * vectors[20:40], vectors[:20], none)
+def test_longer_prefixes_are_closer_to_the_vectors_and_the_loss_trains_the_network():
+    tokenizer, vectors = make_tokenizer()
+    targets = vectors[:20]
+    false_negatives = torch.zeros(20, 20, dtype=torch.bool)
+    loss, prefixes = tokenizer.loss(targets + 0.1 * vectors[20:40], targets, false_negatives)
     loss.backward()
     assert float(tokenizer.down.weight.grad.norm()) > 0
-    sums = found.sums.detach()
-    closer = (sums[1:] - vectors[:20]).norm(dim=2).mean(dim=1)
-    assert (closer < (sums[:-1] - vectors[:20]).norm(dim=2).mean(dim=1)).all()
+    distances = (prefixes.sums.detach() - targets).norm(dim=2).mean(dim=1)
+    assert (distances[1:] < distances[:-1]).all()

@@ -1,4 +1,4 @@
-"""Opening published files: what is read, what is refused, and that nothing is run."""
+"""Opening published files: weights are read, code is refused and never executed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
 
 
 class Malicious:
-    """Unpickled the usual way, it makes a file."""
+    """An object whose ordinary unpickling creates a file."""
 
     def __init__(self, target):
         self.target = target
@@ -34,7 +34,7 @@ def save(tmp_path):
     return save
 
 
-def test_weights_are_read_and_nothing_else(save):
+def test_only_weights_are_read(save):
     moments = {0: {"exp_avg": torch.zeros(2, 3), "exp_avg_sq": torch.zeros(2, 3)}}
     path = save(
         {"model": WEIGHTS, "optimizer": {"state": moments, "groups": [{"lr": 1e-4}]}, "epoch": 20}
@@ -45,7 +45,7 @@ def test_weights_are_read_and_nothing_else(save):
     }
 
 
-def test_an_omegaconf_configuration_is_no_obstacle(save):
+def test_a_file_with_an_omegaconf_configuration_is_read(save):
     omegaconf = pytest.importorskip("omegaconf")
     plain = {
         "lr": 1e-4,
@@ -76,25 +76,23 @@ def test_an_omegaconf_configuration_is_no_obstacle(save):
         ({"model": WEIGHTS, "args": argparse.Namespace(lr=1e-5)}, {}),
     ],
 )
-def test_other_trainers_files_are_read(save, value, options):
+def test_files_of_other_trainers_are_read(save, value, options):
     assert open_checkpoint(save(value, **options)).tensors.keys() == WEIGHTS.keys()
 
 
-def test_code_in_a_file_is_refused_by_name_and_not_run(save, tmp_path):
-    target = tmp_path / "was run"
+def test_code_in_a_file_is_named_and_not_executed(save, tmp_path):
+    target = tmp_path / "executed"
     path = save({"model": WEIGHTS, "config": Malicious(target)})
     with pytest.raises(ArtifactMismatch, match="getattr besides weights"):
         open_checkpoint(path)
     assert not target.exists()
     torch.load(path, weights_only=False)
-    assert target.exists()  # so the file would have worked
+    assert target.exists()  # ordinary loading executes it
 
 
-def test_the_segment_of_compiled_models_is_taken_out_of_names(save):
-    found = open_checkpoint(
-        save({"model": {"_orig_mod.a": WEIGHTS["a.bias"], "b._orig_mod.c": WEIGHTS["a.bias"]}})
-    )
-    assert list(found.tensors) == ["a", "b.c"]
+def test_parts_of_names_that_compilation_adds_are_removed(save):
+    weights = {"_orig_mod.a": WEIGHTS["a.bias"], "b._orig_mod.c": WEIGHTS["a.bias"]}
+    assert list(open_checkpoint(save({"model": weights})).tensors) == ["a", "b.c"]
 
 
 @pytest.mark.parametrize(
@@ -107,19 +105,19 @@ def test_the_segment_of_compiled_models_is_taken_out_of_names(save):
         {"model": {"a": torch.ones(2, 2).to_sparse()}},
     ],
 )
-def test_what_is_no_checkpoint_is_said(value, save):
+def test_a_file_without_weights_is_refused(value, save):
     with pytest.raises(ArtifactMismatch, match="no dict of plain tensors under 'model'"):
         open_checkpoint(save(value))
 
 
-def test_a_damaged_file_and_any_other_are_refused(save, tmp_path):
+def test_damaged_files_and_texts_are_refused(save):
     path = save({"model": WEIGHTS})
     content = path.read_bytes()
-    for wrong, said in (
+    for damaged, message in (
         (content[: len(content) // 2], "is damaged"),
         (b"", "is damaged"),
         (b"version https://git-lfs.github.com/spec/v1", "Git LFS"),
     ):
-        path.write_bytes(wrong)
-        with pytest.raises(ArtifactMismatch, match=said):
+        path.write_bytes(damaged)
+        with pytest.raises(ArtifactMismatch, match=message):
             open_checkpoint(path)

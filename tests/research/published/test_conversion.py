@@ -1,4 +1,4 @@
-"""Names and shapes of UniIR's checkpoints, and where each tensor goes."""
+"""Names and shapes of UniIR's checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def block(prefix, width):
 
 
 def names_and_shapes(*, vision=1024, text=768, dim=768, layers=24, patch=14):
-    """As the specification lists them; the defaults are the published file."""
+    """Return those of the specification; the defaults are those of the published file."""
     shapes = {
         "positional_embedding": (77, text),
         "text_projection": (text, dim),
@@ -61,9 +61,9 @@ def names_and_shapes(*, vision=1024, text=768, dim=768, layers=24, patch=14):
 
 
 def test_the_published_file_has_446_tensors_and_427_616_513_numbers():
-    listed = names_and_shapes()
-    assert (len(listed), sum(map(math.prod, listed.values()))) == (446, 427_616_513)
-    assert convert(checkpoint_of(listed), "clip-sf").left_out == ()
+    shapes = names_and_shapes()
+    assert (len(shapes), sum(map(math.prod, shapes.values()))) == (446, 427_616_513)
+    assert convert(checkpoint_of(shapes), "clip-sf").left_out == ()
 
 
 def test_missing_unknown_and_misshapen_tensors_are_listed():
@@ -73,10 +73,6 @@ def test_missing_unknown_and_misshapen_tensors_are_listed():
     shapes["clip_model.transformer.resblocks.0.ln_1.weight"] = (65,)
     with pytest.raises(ArtifactMismatch) as refused:
         convert(checkpoint_of(shapes), "clip-sf")
-    for part in (
-        "file.pth as clip-sf",
-        "ln_final.bias",
-        "visual.surprise",
-        "(65,), expected (64,)",
-    ):
-        assert part in str(refused.value)
+    problems = ("file.pth as clip-sf", "ln_final.bias", "visual.surprise", "(65,), expected (64,)")
+    for problem in problems:
+        assert problem in str(refused.value)

@@ -1,4 +1,4 @@
-"""UniIR's checkpoints become folders: what is written, what is refused."""
+"""Import of UniIR's checkpoints as encoders."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def clip_file(tmp_path_factory):
     return save(tmp_path_factory.mktemp("clip") / "clip_sf_large.pth", shapes)
 
 
-def test_the_command_imports_and_says_how_to_use_it(clip_file, tmp_path, capsys):
+def test_the_command_imports_and_shows_the_encoders_spec(clip_file, tmp_path, capsys):
     out = tmp_path / "clip-sf"
     assert main(["clip-sf", str(clip_file), "--out", str(out)]) == 0
     assert f"uniir:{out}" in capsys.readouterr().err.replace("\n", "")

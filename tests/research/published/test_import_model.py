@@ -1,4 +1,4 @@
-"""The published model becomes a folder of ours; what level 0 means is found on labelled candidates."""
+"""Import of the published model; labelled candidates show the meaning of level 0's codes."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ DIM = 6
 IMAGE, TEXT = torch.eye(DIM)[:2]
 
 
-class Listening(Silent):
+class RecordedProgress(Silent):
     def __init__(self):
-        self.said = []
+        self.messages = []
 
     def say(self, message):
-        self.said.append(message)
+        self.messages.append(message)
 
 
 @pytest.fixture
 def files(make_published, tmp_path):
-    """Fusion is the mean of image and text, and level 0 says text, image-text, image."""
-    made = make_published(dim=DIM)
-    meaning = torch.stack([TEXT, (IMAGE + TEXT) / 2**0.5, IMAGE])[None]
-    for prefix, weights in (("", made.quantizer), ("quantizer.", made.generator)):
+    """A model whose fusion is the mean, and whose level 0 means text, image-text, image."""
+    published = make_published(dim=DIM)
+    level0 = torch.stack([TEXT, (IMAGE + TEXT) / 2**0.5, IMAGE])[None]
+    for prefix, weights in (("", published.quantizer), ("quantizer.", published.generator)):
         weights[f"{prefix}encoder.output_layer.weight"] = torch.zeros(DIM, 8)
         weights[f"{prefix}encoder.output_layer.bias"] = torch.zeros(DIM)
         weights[f"{prefix}encoder.dynamic_scalar.3.weight"] = torch.zeros(1, 8)
         weights[f"{prefix}encoder.dynamic_scalar.3.bias"] = torch.zeros(1)
         for copy in ("residual_rq.layers.0", "vq"):
-            weights[f"{prefix}{copy}._codebook.embed"] = meaning
-    return made.save(tmp_path)
+            weights[f"{prefix}{copy}._codebook.embed"] = level0
+    return published.save(tmp_path)
 
 
 @pytest.fixture
 def encoder(tmp_path):
-    """Features of thirty items that are known by their ids."""
+    """Precomputed features of thirty items."""
     random = np.random.default_rng(0)
     folder = tmp_path / "features"
     folder.mkdir()
@@ -55,7 +55,7 @@ def encoder(tmp_path):
 
 @pytest.fixture
 def write_data(tmp_path):
-    """A data set with ten candidates of each of these modalities."""
+    """A function that writes a data set with ten candidates of each modality."""
 
     def write(*modalities):
         root = tmp_path / "data"
@@ -74,23 +74,23 @@ def write_data(tmp_path):
     return write
 
 
-def test_level_zero_is_told_from_labelled_candidates(files, encoder, write_data, tmp_path):
-    listening = Listening()
+def test_labelled_candidates_show_the_meaning_of_level_zero(files, encoder, write_data, tmp_path):
+    progress = RecordedProgress()
     data = write_data(*Modality)
-    model = import_genius(*files, encoder, tmp_path / "model", progress=listening, data=data)
+    model = import_genius(*files, encoder, tmp_path / "model", progress=progress, data=data)
     assert model.codebooks.level0_modality.tolist() == [1, 2, 0]
     assert Genius.open(tmp_path / "model").level0_codes(Modality.IMAGE) == {2}
-    assert listening.said == [
+    assert progress.messages == [
         "level 0: 0 = text, 1 = image-text, 2 = image; right for 100.0% of 30 candidates"
     ]
     assert not list(tmp_path.glob("**/candidates"))
 
 
-def test_without_candidates_level_zero_stays_unknown_and_that_is_said(files, encoder, tmp_path):
-    listening = Listening()
-    model = import_genius(*files, encoder, tmp_path / "model", progress=listening)
+def test_without_candidates_a_warning_says_that_level_zero_is_unknown(files, encoder, tmp_path):
+    progress = RecordedProgress()
+    model = import_genius(*files, encoder, tmp_path / "model", progress=progress)
     assert model.codebooks.level0_modality.tolist() == [-1, -1, -1]
-    assert listening.said[0].startswith("WARNING: without labelled candidates")
+    assert progress.messages[0].startswith("WARNING: without labelled candidates")
 
 
 def test_the_command_imports(files, encoder, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The authors' names become ours; whatever does not fit is refused by name."""
+"""Published tensors get our names; unexpected ones are refused by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_weights(weights):
     return Checkpoint(Path("file.pth"), weights)
 
 
-def parts_of(published):
+def read_networks(published):
     quantizer, generator = open_weights(published.quantizer), open_weights(published.generator)
     return read_quantizer(quantizer), read_generator(generator, quantizer)
 
@@ -35,33 +35,33 @@ def parts_of(published):
     layers=st.integers(1, 3),
     prefixes=st.integers(1, 4),
 )
-def test_all_sizes_are_read_off_the_shapes(
+def test_all_sizes_are_read_from_shapes(
     make_published, dim, hidden, codes, levels, heads, layers, prefixes
 ):
     sizes = {"dim": dim, "hidden": hidden, "codes": codes, "levels": levels, "heads": heads}
     published = make_published(**sizes, width=6, layers=layers, prefixes=prefixes)
-    quantizer, generator = parts_of(published)
+    quantizer, generator = read_networks(published)
     config = quantizer.config
     assert (quantizer.dim, config.fusion.hidden) == (dim, hidden)
     assert (config.codebook_size, config.levels) == (codes, levels)
-    assert generator.sizes == (3, *[codes] * levels)
-    found = generator.config
-    assert (found.layers, found.width, found.feedforward) == (layers, 6, 12)
-    assert (found.heads, found.head_width, found.prefixes) == (heads, 6 // heads, prefixes)
     Quantizer(dim, config).load_state_dict(quantizer.state, strict=True)
-    Generator(dim, generator.sizes, found).load_state_dict(generator.state, strict=True)
+    assert generator.sizes == (3, *[codes] * levels)
+    config = generator.config
+    assert (config.layers, config.width, config.feedforward) == (layers, 6, 12)
+    assert (config.heads, config.head_width, config.prefixes) == (heads, 6 // heads, prefixes)
+    Generator(dim, generator.sizes, config).load_state_dict(generator.state, strict=True)
 
 
-def test_codebooks_that_were_never_started_are_refused(make_published):
+def test_codebooks_that_were_never_initialised_are_refused(make_published):
     published = make_published()
     published.quantizer["residual_rq.layers.1._codebook.initted"] = torch.zeros(1)
     with pytest.raises(ArtifactMismatch, match="never initialised"):
         read_quantizer(open_weights(published.quantizer))
 
 
-def test_files_that_do_not_belong_together_are_refused(make_published):
+def test_files_of_different_models_are_refused(make_published):
     published = make_published()
     name = "encoder.combiner_layer.bias"
     published.quantizer[name] = published.quantizer[name] + 1
     with pytest.raises(ArtifactMismatch, match=rf"another quantizer.*1 tensors.*quantizer\.{name}"):
-        parts_of(published)
+        read_networks(published)

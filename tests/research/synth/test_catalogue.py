@@ -1,3 +1,5 @@
+"""The synthetic catalogue: exact answers, disjoint splits, equal bytes for equal seeds."""
+
 from __future__ import annotations
 
 import json
@@ -10,9 +12,7 @@ from genius_search.errors import UsageError
 from genius_search.records import TASKS
 from research.synth import catalogue
 from research.synth.catalogue import draw_catalogue
-from research.synth.world import (
-    ATTRIBUTES,
-)
+from research.synth.world import ATTRIBUTES
 
 SMALL = {"items": 1_003, "train_products": 60, "queries_per_task": 25}
 
@@ -34,16 +34,14 @@ def drawn_catalogue(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_same_seed_gives_the_same_bytes_in_several_processes(
-    drawn_catalogue, tmp_path, monkeypatch
-):
+def test_equal_seeds_give_equal_bytes_in_several_processes(drawn_catalogue, tmp_path, monkeypatch):
     monkeypatch.setattr(catalogue, "MAX_SINGLE_PROCESS_PICTURES", 0)
     draw_catalogue(tmp_path / "again", seed=3, **SMALL)
     assert contents(tmp_path / "again") == contents(drawn_catalogue)
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_all_eight_tasks_are_there_to_be_evaluated(drawn_catalogue, split):
+def test_all_eight_tasks_have_queries(drawn_catalogue, split):
     rows = MBeir(drawn_catalogue).rows(split)
     assert [row.task_id for row in rows] == list(TASKS)
     for row in rows:
@@ -53,9 +51,7 @@ def test_all_eight_tasks_are_there_to_be_evaluated(drawn_catalogue, split):
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_positives_are_exactly_what_answers_a_query_in_the_local_and_the_union_pool(
-    drawn_catalogue, split
-):
+def test_positives_are_all_right_answers_in_the_local_and_the_union_pool(drawn_catalogue, split):
     data = MBeir(drawn_catalogue)
     union = list(read_pool(data.global_pool(split)))
     for row in data.rows(split):
@@ -73,7 +69,7 @@ def test_positives_are_exactly_what_answers_a_query_in_the_local_and_the_union_p
             assert qrels[query.qid] == dict.fromkeys(query.positives, 1)
 
 
-def test_what_a_picture_shows_differs_from_the_answer_in_the_named_attribute_only(drawn_catalogue):
+def test_the_pictured_product_differs_from_the_answer_only_in_the_named_attribute(drawn_catalogue):
     for row in MBeir(drawn_catalogue).rows("test"):
         queries = [parsed(query.source) for query in read_queries(row.queries)]
         changed = [query for query in queries if "changed" in query]
@@ -85,31 +81,27 @@ def test_what_a_picture_shows_differs_from_the_answer_in_the_named_attribute_onl
             assert differing == [query["changed"]]
 
 
-def test_what_is_shown_or_expected_in_a_test_was_never_seen_in_training(drawn_catalogue):
+def test_splits_have_no_common_products(drawn_catalogue):
     data = MBeir(drawn_catalogue)
-    seen: dict[str, set[str]] = {}
-    for split in ("train", "val", "test"):
-        files = (
-            data.training_queries()
-            if split == "train"
-            else [row.queries for row in data.rows(split)]
-        )
+    products: dict[str, set[str]] = {"train": set(), "val": set(), "test": set()}
+    for split, split_products in products.items():
+        files = [row.queries for row in data.rows(split)] if split != "train" else []
+        files += data.training_queries() if split == "train" else []
         sources = [parsed(query.source) for file in files for query in read_queries(file)]
         sources += [parsed(candidate.source) for candidate in read_pool(data.global_pool(split))]
-        products = [
-            source[key] for source in sources for key in ("product", "reference") if key in source
-        ]
-        seen[split] = {json.dumps(product) for product in products}
-    assert len(seen["test"]) > 200
-    assert not seen["test"] & seen["train"]
-    assert not seen["test"] & seen["val"]
-    assert not seen["val"] & seen["train"]
+        for source in sources:
+            split_products.add(json.dumps(source["product"]))
+            split_products.add(json.dumps(source.get("reference", source["product"])))
+    assert len(products["test"]) > 200
+    assert not products["test"] & products["train"]
+    assert not products["test"] & products["val"]
+    assert not products["val"] & products["train"]
 
 
 def test_another_catalogue_or_other_files_are_never_overwritten(drawn_catalogue, tmp_path):
     with pytest.raises(UsageError, match="something else than this catalogue"):
         draw_catalogue(drawn_catalogue, seed=4, **SMALL)
     (tmp_path / "letter.txt").write_text("dear")
-    for place in (tmp_path, tmp_path / "letter.txt"):
+    for out in (tmp_path, tmp_path / "letter.txt"):
         with pytest.raises(UsageError, match="something else"):
-            draw_catalogue(place, seed=3, **SMALL)
+            draw_catalogue(out, seed=3, **SMALL)

@@ -1,3 +1,5 @@
+"""Pictures of products."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,7 +10,7 @@ from research.synth.world import VALUES, Product
 
 
 @pytest.mark.parametrize("fill", ["outlined", "striped", "dotted", "checkered", "two-tone"])
-def test_a_disc_has_an_edge_in_its_colour_whatever_its_fill(fill):
+def test_a_disc_has_an_edge_in_its_colour_with_every_fill(fill):
     number = {name: values.index for name, values in VALUES.items()}
     product = Product(
         number["shape"]("disc"),
