@@ -242,28 +242,19 @@ def _pool_files(data: MBeir, split: str) -> list[Path]:
     )
 
 
-def _open_baseline(folder: Path, dim: int, settings: GeneratorConfig | None) -> Baseline:
-    """Open a fitted baseline; with settings None, it follows code vectors."""
-    facts = open_artifact(folder, kind=KIND).facts
-    sizes = tuple(facts["sizes"])
-    weights = safetensors.torch.load_file(folder / WEIGHTS)
-    decoder: Decoder
-    if settings is None:
-        decoder = GeometricDecoder([weights[f"table.{level}"] for level in range(len(sizes))])
-    else:
-        decoder = Generator(
-            dim, sizes, settings, common_vocabulary=facts["common_vocabulary"]
-        ).eval()
-        prefix = "generator."
-        decoder.load_state_dict(
-            {
-                name.removeprefix(prefix): value
-                for name, value in weights.items()
-                if name.startswith(prefix)
-            }
-        )
-    codes = torch.from_numpy(np.load(folder / CODES)).long()
-    return Baseline(decoder, np.load(folder / NUMBERS), codes)
+def _read_pool_items(
+    data: MBeir,
+    model: Genius,
+    split: str,
+    evaluation: Path,
+    progress: Progress,
+    *,
+    with_codes: bool,
+) -> Candidates:
+    """Embed the pools that may be searched; return their candidates."""
+    files, folder = _pool_files(data, split), evaluation / CANDIDATES / "features"
+    features = embed_pool(data, files, model.encoder, folder, progress=progress)
+    return _read_items(model, features, files, with_codes=with_codes)
 
 
 def _read_items(
@@ -280,32 +271,6 @@ def _read_items(
         features.ids,
         [texts[number] for number in features.ids.tolist()],
     )
-
-
-def merge_candidates(first: Candidates, second: Candidates) -> Candidates:
-    """Return the candidates of both; a candidate of both occurs once."""
-    new = second.select(np.flatnonzero(find_rows(second.numbers, first.numbers) < 0))
-    return Candidates(
-        torch.cat([first.embeddings, new.embeddings]),
-        np.concatenate([first.codes, new.codes]),
-        np.concatenate([first.numbers, new.numbers]),
-        [*first.texts, *new.texts],
-    )
-
-
-def _read_pool_items(
-    data: MBeir,
-    model: Genius,
-    split: str,
-    evaluation: Path,
-    progress: Progress,
-    *,
-    with_codes: bool,
-) -> Candidates:
-    """Embed the pools that may be searched; return their candidates."""
-    files, folder = _pool_files(data, split), evaluation / CANDIDATES / "features"
-    features = embed_pool(data, files, model.encoder, folder, progress=progress)
-    return _read_items(model, features, files, with_codes=with_codes)
 
 
 def _ids_with_vectors(model: Genius, config: BaselineConfig, items: Candidates) -> Ids:
@@ -359,6 +324,17 @@ def _assign_ids(
         (folder / "ids").mkdir(parents=True, exist_ok=True)
         ids = SCHEMES[config.kind](training_set)
     return ids, TrainingData(pairs, queries, items, find_rows(pool.numbers, items.numbers))
+
+
+def merge_candidates(first: Candidates, second: Candidates) -> Candidates:
+    """Return the candidates of both; a candidate of both occurs once."""
+    new = second.select(np.flatnonzero(find_rows(second.numbers, first.numbers) < 0))
+    return Candidates(
+        torch.cat([first.embeddings, new.embeddings]),
+        np.concatenate([first.codes, new.codes]),
+        np.concatenate([first.numbers, new.numbers]),
+        [*first.texts, *new.texts],
+    )
 
 
 def _train(
@@ -417,6 +393,30 @@ def draw_items(num_items: int, size: int, step: int, seed: int) -> Int64[np.ndar
     return np.array(
         [orders[number][position] for number, position in zip(passes, positions, strict=True)]
     )
+
+
+def _open_baseline(folder: Path, dim: int, settings: GeneratorConfig | None) -> Baseline:
+    """Open a fitted baseline; with settings None, it follows code vectors."""
+    facts = open_artifact(folder, kind=KIND).facts
+    sizes = tuple(facts["sizes"])
+    weights = safetensors.torch.load_file(folder / WEIGHTS)
+    decoder: Decoder
+    if settings is None:
+        decoder = GeometricDecoder([weights[f"table.{level}"] for level in range(len(sizes))])
+    else:
+        decoder = Generator(
+            dim, sizes, settings, common_vocabulary=facts["common_vocabulary"]
+        ).eval()
+        prefix = "generator."
+        decoder.load_state_dict(
+            {
+                name.removeprefix(prefix): value
+                for name, value in weights.items()
+                if name.startswith(prefix)
+            }
+        )
+    codes = torch.from_numpy(np.load(folder / CODES)).long()
+    return Baseline(decoder, np.load(folder / NUMBERS), codes)
 
 
 def evaluate_baseline(
