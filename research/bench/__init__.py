@@ -1,1 +1,1 @@
-"""Benchmarks of speed and quality, beside the usual ways to search."""
+"""Benchmarks of speed and quality, in comparison with other packages."""

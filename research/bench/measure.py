@@ -1,4 +1,4 @@
-"""Time and memory, and the machine that they were measured on: what it is, never whose."""
+"""Times of queries, bandwidth of memory, and a description of the machine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import faiss
 import numpy as np
 import torch
 
-from research.bench.given import Queries, Search
+from research.bench.data import Queries, Search
 
-TURN: Final = 20
-"""Queries that a method answers before it is another's turn; one at a time, each would find the caches full
-of what the others left."""
-WARM: Final = 10
-"""Calls at the start of a turn that do not count: in use, a method finds its own tables in the caches."""
+QUERIES_PER_TURN: Final = 20
+"""Queries that a method answers before the next method's turn.
 
-
+With turns of one query, each method would find the caches filled by the others.
+"""
+WARM_UP_CALLS: Final = 10
+"""Calls at the start of a turn that are not measured: they load the method's tables into caches."""
 READ_BYTES: Final = 2**30
-"""Read to measure a bandwidth; several times what the last cache holds for one core."""
+"""Bytes read to measure a bandwidth; several times the share of the last cache of one core."""
 
 
 def use_one_thread() -> None:
@@ -34,26 +34,27 @@ def use_one_thread() -> None:
     faiss.omp_set_num_threads(1)
 
 
-def time_queries(methods: Mapping[str, Search], queries: Queries, number: int) -> dict[str, float]:
-    """Return the median CPU-milliseconds of a query alone, in turns of :data:`TURN`."""
-    asked = [queries[place % len(queries)][None] for place in range(number)]
+def time_queries(methods: Mapping[str, Search], queries: Queries, count: int) -> dict[str, float]:
+    """Return the median CPU-milliseconds of a single query by method; methods take turns."""
+    singles = [queries[number % len(queries)][None] for number in range(count)]
     times: dict[str, list[float]] = {name: [] for name in methods}
-    for start in range(0, number, TURN):
+    for start in range(0, count, QUERIES_PER_TURN):
+        stop = start + QUERIES_PER_TURN
         for name, search in methods.items():
-            for query in range(start + TURN, start + TURN + WARM):
-                search(asked[query % number])
-            for query in asked[start : start + TURN]:
+            for number in range(stop, stop + WARM_UP_CALLS):
+                search(singles[number % count])
+            for query in singles[start:stop]:
                 began = time.process_time_ns()
                 search(query)
                 times[name].append((time.process_time_ns() - began) / 1e6)
-    return {name: float(np.median(found)) for name, found in times.items()}
+    return {name: float(np.median(milliseconds)) for name, milliseconds in times.items()}
 
 
-def read_bandwidth(num_bytes: float) -> float:
-    """Return how many bytes a second one thread reads from so much memory, at best.
+def measure_bandwidth(num_bytes: float) -> float:
+    """Return the best rate, in bytes per second, at which one thread reads a buffer of this size.
 
-    The buffer is read over and over: a small one is read from the caches, one of many times
-    their size from memory.
+    The buffer is read repeatedly: a small one from the caches, and one of many times their size
+    from memory.
     """
     buffer = np.ones(max(1, round(num_bytes / 4)), dtype=np.float32)
     rounds = max(5, round(READ_BYTES / buffer.nbytes))
@@ -65,18 +66,18 @@ def read_bandwidth(num_bytes: float) -> float:
     return buffer.nbytes / min(times)
 
 
-def about(words: Sequence[str]) -> dict[str, Any]:
-    """Return the facts beside every number: machine, date, and the command, of paths the last name."""
+def describe_run(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return machine, date and command; of paths in the command, only the last part is kept."""
     date = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    command = " ".join(["python -m research.bench", *(Path(word).name for word in words)])
-    return {"machine": describe_machine(), "date": date, "command": command}
+    words = ["python -m research.bench", *(Path(argument).name for argument in arguments)]
+    return {"machine": describe_machine(), "date": date, "command": " ".join(words)}
 
 
 def describe_machine() -> str:
-    """Return the machine in one line: processor, cores and memory, threads used, versions."""
+    """Return processor, number of cores, memory, threads in use, and versions, in one line."""
     cpuinfo = Path("/proc/cpuinfo")
-    named = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    processor = named[1] if named else platform.processor() or platform.machine()
+    model = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    processor = model[1] if model else platform.processor() or platform.machine()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return (
         f"{processor}, {os.cpu_count()} cores, {memory:.0f} GiB; "

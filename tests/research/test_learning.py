@@ -9,8 +9,8 @@ import pytest
 
 from genius_search.index.learned import SHARE_TEMPERATURE
 from genius_search.nn.codebooks import normalize
-from research.bench.given import Given
-from research.learning import Log, draw_log, main, nearest_logged
+from research.bench.data import BenchData
+from research.learning import Log, draw_trial, main, shares_of_items
 
 ITEMS, ASKED, DIM = 60, 20, 16
 
@@ -31,17 +31,18 @@ def vectors() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def test_an_item_gains_by_its_nearest_logged_query_alone():
     log = Log(np.eye(4, dtype=np.float32)[[0, 0, 1]], np.array([2, 2, 3]))
-    shares = nearest_logged(np.eye(4, dtype=np.float32)[:1], log, 4)
+    shares = shares_of_items(np.eye(4, dtype=np.float32)[:1], log, 4)
     assert shares[0].tolist() == pytest.approx([0, 0, 1, np.exp(-1 / SHARE_TEMPERATURE)])
 
 
 def test_the_same_queries_are_asked_whatever_the_share_that_is_logged(vectors):
     items, queries, answers = vectors
-    given = Given(items, np.zeros(ITEMS, np.int8), queries, [{int(row)} for row in answers])
-    (few, asked), (many, again) = (draw_log(given, share, 0.0, 0) for share in (0.1, 0.5))
-    assert asked.tolist() == again.tolist()
-    assert len(few.chosen) == 8
-    assert len(many.chosen) == 40
+    data = BenchData(items, np.zeros(ITEMS, np.int8), queries, [{int(row)} for row in answers])
+    small, large = (draw_trial(data, share, 0.0, 0) for share in (0.1, 0.5))
+    assert small.queries.tolist() == large.queries.tolist()
+    assert small.answers == large.answers
+    assert len(small.log.chosen) == 8
+    assert len(large.log.chosen) == 40
 
 
 def test_the_nearest_logged_queries_raise_what_was_chosen(vectors, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""``python -m research.bench`` at the smallest sizes: what is left behind, not how fast it was."""
+"""``python -m research.bench`` at the smallest sizes: its files, not its speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from research.bench import search
 from research.bench.__main__ import main
-from research.bench.costs import cost_of_changes
+from research.bench.costs import measure_changes
 
 
 def draw(count, seed):
@@ -36,11 +36,11 @@ def test_a_pool_of_texts_is_measured_by_kind_of_query_with_filters_and_changes(
     arrays |= {"kinds": np.repeat(["near", "far"], 30), "sources": np.repeat(["a", "b"], 750)}
     for name, array in arrays.items():
         np.save(pool / f"{name}.npy", array)
-    new = search.in_new_process  # three more processes would show nothing new
+    new = search.run_in_new_process  # three more processes would show nothing new
     monkeypatch.setattr(
         search,
-        "in_new_process",
-        lambda call, *given: new(call, *given) if call is cost_of_changes else call(*given),
+        "run_in_new_process",
+        lambda call, *given: new(call, *given) if call is measure_changes else call(*given),
     )
     assert main([str(pool), "--out", str(out), "--timed", "2"]) == 0
     found = json.loads((out / "results.json").read_text())

@@ -8,8 +8,8 @@ import pytest
 from genius_search.errors import UsageError
 from genius_search.progress import Silent
 from research.bench import search
+from research.bench.data import exact_search
 from research.bench.engines import ENGINES, engine_builders
-from research.bench.given import exact_search
 from research.bench.rivals import is_installed
 from research.command import limit_threads
 
@@ -30,7 +30,7 @@ def test_an_engine_finds_the_nearest_and_is_read_back_from_its_folder(module, tm
     if not is_installed(module):
         pytest.skip(f"{module} is not installed")
     limit_threads()
-    if reason := search.why_not(module):
+    if reason := search.find_obstacle(module):
         pytest.skip(reason)
     items, queries = draw(ITEMS, 0), draw(40, 1)
     truth = exact_search(items, queries)
@@ -51,8 +51,8 @@ def test_an_engine_finds_the_nearest_and_is_read_back_from_its_folder(module, tm
 
 def test_an_engine_that_cannot_run_here_says_why(monkeypatch):
     monkeypatch.setattr(search, "try_engine", exec)  # a module's name is now what is run
-    assert "it ended its process" in search.why_not("import os; os.abort()")
-    assert search.why_not("raise ValueError('too narrow')") == "ValueError: too narrow"
+    assert "it ended its process" in search.find_obstacle("import os; os.abort()")
+    assert search.find_obstacle("raise ValueError('too narrow')") == "ValueError: too narrow"
 
 
 def test_rivals_that_cannot_be_built_are_left_out_with_the_reason(tmp_path, monkeypatch):
@@ -60,9 +60,9 @@ def test_rivals_that_cannot_be_built_are_left_out_with_the_reason(tmp_path, monk
         raise UsageError("faiss cannot be built of 3 vectors")
 
     items = draw(3, 0)
-    monkeypatch.setattr(search, "why_not", lambda module: f"{module} needs AVX-512")
+    monkeypatch.setattr(search, "find_obstacle", lambda module: f"{module} needs AVX-512")
     monkeypatch.setattr(search, "engine_builders", lambda *_: [("svs", [reject_vectors])])
-    monkeypatch.setattr(search, "builders", lambda *_: [("faiss", reject_vectors)])
+    monkeypatch.setattr(search, "rival_builders", lambda *_: [("faiss", reject_vectors)])
     built = []
     assert list(search.build_rivals(items, tmp_path, built, (), progress=Silent())) == []
     assert built == [
@@ -75,7 +75,7 @@ def test_rivals_that_cannot_be_built_are_left_out_with_the_reason(tmp_path, monk
 
 
 def test_the_physical_limit_is_the_bytes_at_the_measured_bandwidth(monkeypatch):
-    monkeypatch.setattr(search, "read_bandwidth", lambda size: 1e10 if size > 1e9 else 4e10)
+    monkeypatch.setattr(search, "measure_bandwidth", lambda size: 1e10 if size > 1e9 else 4e10)
     methods = [
         search.Method(search.EXACT, "", lambda queries: queries, 1024.0),
         search.Method("GENIUS, 2 bits", "100 candidates", lambda queries: queries, 94.0),
