@@ -32,7 +32,7 @@ def explain_missing_package(
     raise SystemExit(MISSING_PACKAGE_STATUS)
 
 
-# While Python looks for the module of `python -m research.NAME`, this package is imported first,
-# and the first argument is still "-m".
+# `python -m research.NAME` imports this package before that module; the first argument is still
+# "-m".
 if sys.argv[:1] == ["-m"]:
     sys.excepthook = explain_missing_package

@@ -1,8 +1,8 @@
 """``python -m research.check_codes``: how well IDs separate items, and where queries lose answers.
 
-Everything is measured from codes. With queries, a beam search counts at each level the queries that
-still have a right answer under their beams. The recall of a search that knows nothing of the items
-but their IDs follows.
+All measures are of codes alone. With queries, a beam search counts at each level the queries that
+still have a right answer under their beams, and predicts the recall of a search that ranks items
+only by their IDs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LevelCheck(NamedTuple):
     entropy: float
     """Entropy of the codes in bits: at most log2 of the number of codes."""
     perplexity: float
-    """2 to the power of the entropy: as many codes of equal frequency would have it."""
+    """2 to the power of the entropy: number of equally frequent codes with this entropy."""
     prefixes: int
     """Number of distinct prefixes up to this level."""
     colliding: float
@@ -142,8 +142,8 @@ def expected_hit(
 ) -> float:
     """Return the probability that a right answer is among the first ``k`` items of ranked IDs.
 
-    Items with the same ID are in random order. All items of the first IDs are hits, and of one ID
-    some are: j of its m items. If t of them are right answers, none is a hit with the probability
+    Items with the same ID are in random order. All items of the first IDs are hits, and j of the m
+    items of the next ID. If t of the m items are right answers, none is a hit with the probability
     C(m − t, j) / C(m, j).
 
     >>> expected_hit(np.array([1, 4, 3]), np.array([0, 1, 1]), 3)
@@ -229,7 +229,7 @@ def follow_queries(
     targets: Sequence[Int64[np.ndarray, " _"]],
     config: SearchSettings,
 ) -> Iterator[tuple[np.ndarray, dict[str, list[list[float]]]]]:
-    """Yield for each batch the queries that survive each level, and the expected hits by order."""
+    """Yield which queries of a batch survive each level, and the expected hits by order of IDs."""
     levels = len(decoder.sizes)
     for start in range(0, len(targets), SEARCH_BATCH):
         batch = queries[start : start + SEARCH_BATCH]
@@ -296,10 +296,9 @@ def check_queries(
     names = {"decoder": f"by the {router}", "codes": "by code vectors"}
     if router == "geometry":
         del hits["decoder"]
+    measures = [f"R@{k}" for k in KS]
     predicted = {
-        names[order]: {
-            f"R@{k}": value for k, value in zip(KS, np.mean(values, axis=0).tolist(), strict=True)
-        }
+        names[order]: dict(zip(measures, np.mean(values, axis=0).tolist(), strict=True))
         for order, values in hits.items()
     }
     count = sum(len(batch) for batch in survived)
@@ -309,11 +308,11 @@ def check_queries(
 def find_answers(
     pool: PoolCandidates, judgements: Sequence[Mapping[str, int]]
 ) -> list[Int64[np.ndarray, " answers"]]:
-    """Return the positions of each query's right answers in a pool that has all of them."""
-    numbers = [
-        [candidate_number(did) for did, relevance in judged.items() if relevance > 0]
-        for judged in judgements
-    ]
+    """Return the positions of each query's right answers in a pool that has all answers."""
+    numbers = []
+    for judged in judgements:
+        positives = [did for did, relevance in judged.items() if relevance > 0]
+        numbers.append([candidate_number(did) for did in positives])
     positions, _ = rows_of_ids(pool.dids, np.concatenate(numbers).astype(np.int64))
     return np.split(positions, np.cumsum([len(answers) for answers in numbers])[:-1])
 
@@ -340,9 +339,9 @@ def problems_of(check: CodeCheck) -> Iterator[str]:
     last = check.levels[-1]
     if last.colliding > MAX_COLLIDING:
         yield (
-            f"{last.colliding:.1%} of the items share their whole ID with another item, and no order "
-            "of IDs separates them: more levels or larger codebooks ([quantizer]), or rank by "
-            "embeddings"
+            f"{last.colliding:.1%} of the items share their whole ID with another item, and no "
+            "order of IDs separates them: more levels or larger codebooks ([quantizer]), or rank "
+            "by embeddings"
         )
     semantic = [level for level in check.levels if level.codes > NUM_MODALITIES]
     unused = [str(level.level) for level in semantic if level.used < MIN_USED]

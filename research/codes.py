@@ -1,4 +1,4 @@
-"""Turn features into IDs on disk; millions of items need as much memory as one batch."""
+"""Encode features to IDs on disk, batch by batch, so that memory does not grow with the items."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from genius_search.model import Genius
 from genius_search.progress import Progress
 from genius_search.writing import ArtifactWriter, write_json
 
-KIND: Final = "codes"
+ARTIFACT: Final = "codes"
 BATCH: Final = 4096
 BATCHES_PER_CHECKPOINT: Final = 64
 """An interrupted run loses at most this many batches."""
-DONE: Final = "done.json"
-"""Number of rows that are on the disk, in an unfinished folder."""
+CHECKPOINT: Final = "done.json"
+"""File in an unfinished folder with the number of rows that are on the disk."""
 
 
 def encode_features(
@@ -38,40 +38,53 @@ def encode_features(
     """
     writer = ArtifactWriter(
         folder,
-        kind=KIND,
+        kind=ARTIFACT,
         config={"embeddings": embeddings},
         inputs={"features": features.fingerprint, "model": model.fingerprint},
     )
     if writer.finished() is None:
-        files: dict[str, np.memmap] = {}
-        progress.begin("encode", len(features))
-        done_file = writer.path / DONE
-        first = 0
-        if done_file.exists():
-            first = json.loads(done_file.read_text())["rows"]
-            files = {path.stem: np.load(path, mmap_mode="r+") for path in writer.path.glob("*.npy")}
-        for start in range(first, len(features), BATCH):
-            rows = slice(start, min(start + BATCH, len(features)))
-            batch = features.gather(np.arange(rows.start, rows.stop))
-            encoded = encode_batch(model, batch, features.modality[rows], embeddings=embeddings)
-            for name, array in encoded._asdict().items():
-                if isinstance(array, np.ndarray):
-                    if name not in files:
-                        files[name] = np.lib.format.open_memmap(
-                            writer.path / f"{name}.npy",
-                            mode="w+",
-                            dtype=array.dtype,
-                            shape=(len(features), *array.shape[1:]),
-                        )
-                    files[name][rows] = array
-            progress.advance(rows.stop, {})
-            if rows.stop % (BATCH * BATCHES_PER_CHECKPOINT) == 0:
-                for file in files.values():
-                    file.flush()
-                write_json(done_file, {"rows": rows.stop})
-        for file in files.values():
-            file.flush()
-        done_file.unlink(missing_ok=True)
+        _write_codes(model, features, writer.path, embeddings=embeddings, progress=progress)
         writer.finish(facts={"rows": len(features)})
     arrays = {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
     return ItemArrays(**arrays)
+
+
+def _write_codes(
+    model: Genius,
+    features: Features,
+    folder: Path,
+    *,
+    embeddings: StoredEmbeddings,
+    progress: Progress,
+) -> None:
+    """Encode all rows from the last checkpoint on."""
+    arrays: dict[str, np.memmap] = {}
+    checkpoint = folder / CHECKPOINT
+    first = 0
+    if checkpoint.exists():
+        first = json.loads(checkpoint.read_text(encoding="utf-8"))["rows"]
+        arrays = {path.stem: np.load(path, mmap_mode="r+") for path in folder.glob("*.npy")}
+    progress.begin("encode", len(features))
+    for start in range(first, len(features), BATCH):
+        rows = slice(start, min(start + BATCH, len(features)))
+        batch = features.gather(np.arange(rows.start, rows.stop))
+        encoded = encode_batch(model, batch, features.modality[rows], embeddings=embeddings)
+        for name, values in encoded._asdict().items():
+            if not isinstance(values, np.ndarray):
+                continue
+            if name not in arrays:
+                arrays[name] = np.lib.format.open_memmap(
+                    folder / f"{name}.npy",
+                    mode="w+",
+                    dtype=values.dtype,
+                    shape=(len(features), *values.shape[1:]),
+                )
+            arrays[name][rows] = values
+        progress.advance(rows.stop, {})
+        if rows.stop % (BATCH * BATCHES_PER_CHECKPOINT) == 0:
+            for array in arrays.values():
+                array.flush()
+            write_json(checkpoint, {"rows": rows.stop})
+    for array in arrays.values():
+        array.flush()
+    checkpoint.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What every program of the laboratory does with its command line."""
+"""The command line of the research programs: parse flags, run, and report errors."""
 
 from __future__ import annotations
 
@@ -12,41 +12,45 @@ import tyro
 from genius_search.cli.terminal import print_text
 from genius_search.errors import GeniusError
 
-INTERRUPTED = 130
+INTERRUPTED_STATUS = 130
+"""Exit status after Ctrl-C."""
 
 
 def limit_threads() -> None:
-    """Keep libraries to one thread; they read this when they are imported."""
+    """Limit libraries to one thread; call this before they are imported."""
     for name in ("OMP", "OPENBLAS", "MKL", "RAYON"):
         os.environ[f"{name}_NUM_THREADS"] = "1"
     os.environ["TOKIO_WORKER_THREADS"] = "1"
     os.environ["LANCE_CPU_THREADS"] = "2"  # with one, building an index of LanceDB never ends
 
 
-def run(kind: Any, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Parse the flags of a program, run it, and return its exit status; an error of the user is one line.
+def run(command_class: Any, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Parse the flags of a program, run it, and return its exit status.
+
+    An error that a user can fix is printed in one line.
 
     Parameters
     ----------
-    kind
+    command_class
         a dataclass whose fields are the flags, with a method ``run``.
     name
-        what follows ``python -m research.``.
+        the program's module, without ``research.``.
+    arguments
+        the command line; default: ``sys.argv[1:]``.
     """
-    # Threads of PyTorch that wait for others would keep cores busy that other processes need.
+    # PyTorch's waiting threads would otherwise keep cores busy that other processes need.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        parsed: Any = tyro.cli(
-            kind,
+        program: Any = tyro.cli(
+            command_class,
             prog=f"python -m research.{name}",
-            args=words,
+            args=list(sys.argv[1:] if arguments is None else arguments),
             config=(tyro.conf.FlagCreatePairsOff,),
         )
-        return parsed.run() or 0
+        return program.run() or 0
     except GeniusError as error:
         print_text(f"research.{name}: {error}", error=True)
         return error.exit_code
     except KeyboardInterrupt:
         print_text("interrupted; run the same command again to continue", error=True)
-        return INTERRUPTED
+        return INTERRUPTED_STATUS

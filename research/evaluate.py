@@ -1,4 +1,4 @@
-"""``python -m research.evaluate``: a model or an encoder on the rows of a data set, M-BEIR's above all."""
+"""``python -m research.evaluate``: measure a model or an encoder on M-BEIR or data like it."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ from research.runs import filter_to_pool, measure_run, write_qrels, write_run
 from research.settings import EvaluationConfig, Pool
 
 CANDIDATES: Final = "candidates"
-"""Folder of the union's candidates; that of a local pool has the pool's name behind it."""
+"""Folder of the global pool's candidates; for local pools, their name is appended."""
 RESULTS: Final = "results.json"
 KS_FASHION: Final = (1, 5, 10, 20, 50)
-"""Depths of the fashion rows, for which M-BEIR reports 20 and 50 too (section 2.9)."""
+"""Depths of the fashion rows; M-BEIR also reports 20 and 50 (section 2.9)."""
 Answer = Callable[[Sequence[RowQueries], PoolCandidates], Iterator[list[MethodHits]]]
-"""A function that answers the queries of each row from a pool."""
+"""A function that returns the hits of the queries of each row in a pool."""
 _EncodedPool = tuple[Features, ItemArrays | None]
 """Features of candidates and, with a model, their codes."""
 
 
 class EvaluationResult(NamedTuple):
-    """Rows of the table, and what they were measured of: model, data, split, settings."""
+    """Rows of the table, and their model, data, split and settings."""
 
     rows: list[ResultRow]
     about: dict[str, Any]
@@ -88,10 +88,10 @@ class EvaluationResult(NamedTuple):
 
 
 class EvaluationPools:
-    """The pools of an evaluation; every candidate is embedded, and encoded, when this is made.
+    """The pools of an evaluation; the constructor embeds and encodes all candidates.
 
-    A candidate is embedded once: with the global pool, which contains the local pools, or with the local
-    pools that share candidates with its own. Of samples, each pool has its own features.
+    Each candidate is embedded once: with the global pool, which contains the local pools, or with
+    all local pools that share candidates. If candidates are sampled, each pool is embedded alone.
 
     Parameters
     ----------
@@ -100,9 +100,10 @@ class EvaluationPools:
     rows
         rows whose local pools are evaluated.
     folder
-        where features and codes are kept, and found again.
+        receives features and codes; existing ones are used again.
     config
-        its pools, methods and limits decide what is embedded, and which embeddings are kept.
+        its pools, methods and limits decide which candidates are embedded, and which embeddings
+        are stored.
     """
 
     def __init__(
@@ -125,26 +126,27 @@ class EvaluationPools:
         union = data.global_pool(config.split)
         # The union's candidates come first, in its order.
         self._union_size = count_lines(union) if len(union) == 1 else None
-        local = list(dict.fromkeys(row.local_pool for row in rows))
+        local_pools = list(dict.fromkeys(row.local_pool for row in rows))
         if config.max_candidates:
             if "global" in config.pools:
                 self._union = self._sample(union, rows, CANDIDATES)
                 self._union_size = None
             if "local" in config.pools:
-                for path in local:
-                    own_rows = [row for row in rows if row.local_pool == path]
-                    self._local[path] = self._sample([path], own_rows, _folder_name([path]))
+                for path in local_pools:
+                    pool_rows = [row for row in rows if row.local_pool == path]
+                    self._local[path] = self._sample([path], pool_rows, _folder_name([path]))
         elif "global" in config.pools:
-            all_local = [row.local_pool for row in data.rows(config.split)]
-            self._union = self._prepare(list(dict.fromkeys([*union, *all_local])), CANDIDATES)
+            all_local_pools = [row.local_pool for row in data.rows(config.split)]
+            files = list(dict.fromkeys([*union, *all_local_pools]))
+            self._union = self._encode(files, CANDIDATES)
         else:
-            for group in group_pools(local):
-                self._local |= dict.fromkeys(group, self._prepare(group, _folder_name(group)))
+            for group in group_pools(local_pools):
+                self._local |= dict.fromkeys(group, self._encode(group, _folder_name(group)))
 
-    def _prepare(
+    def _encode(
         self, files: list[Path], name: str, only: Collection[str] | None = None
     ) -> _EncodedPool:
-        """Embed the candidates of pool files, or ``only`` the candidates with these ids."""
+        """Embed and encode the candidates of pool files, or ``only`` those with certain ids."""
         model, folder = self._model, self._folder / name
         encoder = model.encoder if isinstance(model, Genius) else model
         features = embed_pool(
@@ -152,14 +154,14 @@ class EvaluationPools:
         )
         if not isinstance(model, Genius):
             return features, None
-        keep: StoredEmbeddings = "fused" if FUSED & set(self._config.methods) else "none"
+        stored: StoredEmbeddings = "fused" if FUSED & set(self._config.methods) else "none"
         arrays = encode_features(
-            model, features, folder / f"codes-{keep}", embeddings=keep, progress=self._progress
+            model, features, folder / f"codes-{stored}", embeddings=stored, progress=self._progress
         )
         return features, arrays
 
     def _sample(self, files: list[Path], rows: Sequence[EvaluationRow], name: str) -> _EncodedPool:
-        """Embed the right answers of the rows' queries, and a sample of the other candidates."""
+        """Embed and encode right answers of the rows' queries and a sample of other candidates."""
         config = self._config
         answers: set[str] = set()
         for row in rows:
@@ -175,7 +177,7 @@ class EvaluationPools:
         self._progress.say(
             f"{name}: a sample of {len(only):,} candidates; recall is higher than in the whole pool"
         )
-        return self._prepare(files, f"{name}-sample-{fingerprint_of(sorted(only))[:8]}", only)
+        return self._encode(files, f"{name}-sample-{fingerprint_of(sorted(only))[:8]}", only)
 
     def of(self, row: EvaluationRow, pool: Pool) -> PoolCandidates:
         """Return a row's local pool, or the global one."""
@@ -198,14 +200,14 @@ class EvaluationPools:
         absent = numbers[~exists]
         if len(absent):
             raise BadData(
-                f"{len(absent)} candidates of a pool were not embedded with the others, for example "
-                f"{did_of(int(absent[0]))}; its file changed meanwhile: run the same again"
+                f"{len(absent)} candidates of {row.local_pool} were not embedded, for example "
+                f"{did_of(int(absent[0]))}; the file changed meanwhile: run the same command again"
             )
         return PoolCandidates(features, arrays, rows)
 
 
 def _folder_name(pools: Sequence[Path]) -> str:
-    """Return the name of the folder of a local pool's features, or of several local pools."""
+    """Return the name of the folder of one or several local pools' features."""
     names = [path.stem.removeprefix("mbeir_").removesuffix("_cand_pool") for path in pools]
     return f"{CANDIDATES}-{names[0] if len(names) == 1 else fingerprint_of(names)[:8]}"
 
@@ -213,7 +215,7 @@ def _folder_name(pools: Sequence[Path]) -> str:
 def group_pools(pools: Sequence[Path]) -> list[list[Path]]:
     """Return groups of pools; pools with a common candidate are in the same group.
 
-    M-BEIR's local pools are disjoint, so that each can be embedded alone, whichever rows are chosen.
+    M-BEIR's local pools are disjoint, so that each is a group, whichever rows are chosen.
     """
     groups: list[tuple[list[Path], np.ndarray]] = []
     for path in pools:
@@ -235,26 +237,26 @@ def group_pools(pools: Sequence[Path]) -> list[list[Path]]:
 def sample_candidates(
     dids: Iterable[str], answers: Collection[str], size: int, *, seed: int
 ) -> frozenset[str]:
-    """Return ``size`` candidates: right answers, and those with the least hashes of the others.
+    """Return ``size`` candidates: all right answers, and other candidates with the lowest hashes.
 
-    All right answers are returned, even if they are more.
+    There can be more than ``size`` if there are more right answers.
 
     >>> sorted(sample_candidates(["1:1", "1:2", "1:3"], {"1:3"}, 2, seed=0))
     ['1:1', '1:3']
     """
-    found: set[str] = set()
-    others: list[str] = []
+    present_answers: set[str] = set()
+    wrong: list[str] = []
     for did in dids:
         if did in answers:
-            found.add(did)
+            present_answers.add(did)
         else:
-            others.append(did)
-    chosen = heapq.nsmallest(
-        max(0, size - len(found)),
-        others,
+            wrong.append(did)
+    sample = heapq.nsmallest(
+        max(0, size - len(present_answers)),
+        wrong,
         key=lambda did: hashlib.sha256(f"{seed} {did}".encode()).digest(),
     )
-    return frozenset([*found, *chosen])
+    return frozenset([*present_answers, *sample])
 
 
 def evaluate(
@@ -266,19 +268,28 @@ def evaluate(
     evaluation: Path | None = None,
     progress: Progress,
 ) -> EvaluationResult:
-    """Evaluate rows of a split; ``folder`` receives runs, and features and codes unless ``evaluation`` does.
+    """Evaluate rows of a split.
 
-    An encoder alone is measured by ``exact-raw``, as UniIR's are. No pool is held in memory: candidates'
-    features and embeddings stay on disk.
+    An encoder alone is measured by ``exact-raw``, as UniIR's encoders are. Features and embeddings
+    of candidates stay on disk.
 
-    Raises BadData: a positive, a query or a candidate is missing somewhere; never a silent zero.
+    Parameters
+    ----------
+    folder
+        receives the runs and ``results.json``.
+    evaluation
+        receives features and codes; default: ``folder``.
+
+    Raises
+    ------
+    BadData
+        A positive, a query or a candidate is missing.
     """
     config = validate_settings(config)
     if not isinstance(model, Genius):
         config = replace(config, methods=("exact-raw",))
-    names = {field.name for field in fields(PAPER_SEARCH)} & {
-        field.name for field in fields(config)
-    }
+    names = {field.name for field in fields(PAPER_SEARCH)}
+    names &= {field.name for field in fields(config)}
     settings = replace(PAPER_SEARCH, **{name: getattr(config, name) for name in names})
     rows = evaluate_pools(
         data,
@@ -309,38 +320,40 @@ def evaluate_pools(
     with_codes: bool = True,
     progress: Progress,
 ) -> list[ResultRow]:
-    """Answer each row's queries from each pool, write the runs to ``folder``, and measure them.
+    """Search each row's queries in each pool, write the runs to ``folder``, and measure them.
 
     Parameters
     ----------
     model
         embeds queries and candidates.
     answer
-        answers the queries of each row from a pool.
+        returns the hits of the queries of each row in a pool.
     evaluation
-        folder of features and codes, which are made unless they exist.
+        folder of features and codes; existing ones are used.
     with_codes
-        whether a model gives the candidates of pools their codes too; an encoder alone never does.
+        whether a model also encodes the candidates; an encoder alone never does.
     """
     rows = chosen_rows(data, config)
-    encodes = model if with_codes or not isinstance(model, Genius) else model.encoder
-    pools = EvaluationPools(data, encodes, rows, evaluation, config, progress=progress)
+    pool_model = model if with_codes or not isinstance(model, Genius) else model.encoder
+    pools = EvaluationPools(data, pool_model, rows, evaluation, config, progress=progress)
     queries = [
         (row, embed_row_queries(data, model, row, evaluation, config, progress=progress))
         for row in rows
     ]
     folder.mkdir(parents=True, exist_ok=True)
     results: list[ResultRow] = []
-    done = 0
+    num_done = 0
     progress.begin("evaluate", len(queries) * len(config.pools))
     for pool in config.pools:
         # The global pool is read once for the queries of all rows.
-        for group in [queries] if pool == "global" else [[one] for one in queries]:
+        groups = [queries] if pool == "global" else [[row_queries] for row_queries in queries]
+        for group in groups:
             candidates = pools.of(group[0][0], pool)
-            for lines in _evaluate_pool(group, pool, candidates, answer, config, folder / "runs"):
-                results += lines
-                done += 1
-                progress.advance(done, {})
+            evaluated = _evaluate_pool(group, pool, candidates, answer, config, folder / "runs")
+            for row_results in evaluated:
+                results += row_results
+                num_done += 1
+                progress.advance(num_done, {})
     return results
 
 
@@ -353,7 +366,7 @@ def embed_row_queries(
     *,
     progress: Progress,
 ) -> RowQueries:
-    """Embed the queries of a row that are evaluated; ``folder`` keeps their features."""
+    """Embed the queries of a row that are evaluated; ``folder`` receives their features."""
     qids, features = embed_queries(
         data,
         model.encoder if isinstance(model, Genius) else model,
@@ -372,8 +385,12 @@ def embed_row_queries(
 def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     """Return the rows of a split that are evaluated.
 
-    Raises BadData, UsageError: something that they need is missing; a choice is empty or names something
-    twice.
+    Raises
+    ------
+    BadData
+        M-BEIR's instructions are missing.
+    UsageError
+        A setting is empty or names something twice.
     """
     for name, chosen in (
         ("pools", config.pools),
@@ -382,7 +399,7 @@ def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     ):
         if len(set(chosen)) < len(chosen) or (not chosen and name != "rows"):
             raise UsageError(
-                f"{name} is {list(chosen)}, expected each at most once, and at least one"
+                f"{name} is {list(chosen)}; expected at least one name, and each only once"
             )
     order = [*SIZES]
     rows = data.rows(config.split, names=config.rows)
@@ -390,8 +407,8 @@ def chosen_rows(data: MBeir, config: EvaluationConfig) -> list[EvaluationRow]:
     is_mbeir = any(row.name in order for row in rows)
     if config.instructions != "none" and data.instructions.file is None and is_mbeir:
         raise BadData(
-            f"{data.instructions_file} is missing, and M-BEIR's queries need instructions; restore it, or "
-            "evaluate without any (--instructions none)"
+            f"{data.instructions_file} is missing, and M-BEIR's queries need instructions; restore "
+            "it, or use --instructions none"
         )
     return rows
 
@@ -404,53 +421,53 @@ def _evaluate_pool(
     config: EvaluationConfig,
     runs: Path,
 ) -> Iterator[list[ResultRow]]:
-    """Yield the results of each of some rows that share a pool."""
+    """Yield the results of each row of a group of rows that share a pool."""
     runs.mkdir(parents=True, exist_ok=True)
     qrels = {}
     for row, queries in group:
         try:
             qrels[row.name] = filter_to_pool(read_judgements(row, queries.qids), candidates)
         except BadData as error:
-            where = row.local_pool if pool == "local" else "global pool"
-            raise BadData(f"{row.name}, {where}: {error}") from None
-        # As they were cut to the pool: with these any TREC tool measures the runs alike.
+            name = row.local_pool if pool == "local" else "global pool"
+            raise BadData(f"{row.name}, {name}: {error}") from None
+        # Judgements of the pool only, so that TREC's tools measure the runs as we do.
         write_qrels(runs / f"{row.name}_{config.split}.{pool}.qrels", qrels[row.name])
     answers = answer([queries for _, queries in group], candidates)
-    for (row, queries), found_by_methods in zip(group, answers, strict=True):
+    for (row, queries), methods in zip(group, answers, strict=True):
         headline = 10 if row.dataset in ("fashion200k", "fashioniq") else 5
-        lines: list[ResultRow] = []
-        for found in found_by_methods:
-            run = dict(zip(queries.qids, found.hits, strict=True))
-            write_run(
-                runs / f"{row.name}_{config.split}.{pool}.{found.method}.trec", found.method, run
-            )
-            measures = measure_run(qrels[row.name], run, ks=KS_FASHION if headline == 10 else KS)
-            lines.append(
+        ks = KS_FASHION if headline == 10 else KS
+        results: list[ResultRow] = []
+        for method_hits in methods:
+            method = method_hits.method
+            run = dict(zip(queries.qids, method_hits.hits, strict=True))
+            write_run(runs / f"{row.name}_{config.split}.{pool}.{method}.trec", method, run)
+            measures = measure_run(qrels[row.name], run, ks=ks)
+            results.append(
                 ResultRow(
                     dataset=row.dataset,
                     name=row.name,
                     task=task_name(row.task_id),
                     task_id=row.task_id,
                     pool=pool,
-                    method=found.method,
+                    method=method,
                     queries=measures.queries,
                     pool_size=len(candidates),
                     headline=f"R@{headline}",
                     measures=measures.means,
-                    bytes_per_item=found.bytes_per_item,
-                    num_ranked=found.num_ranked,
+                    bytes_per_item=method_hits.bytes_per_item,
+                    num_ranked=method_hits.num_ranked,
                 )
             )
-        yield lines
+        yield results
 
 
 @command
 class Evaluate(DeviceOptions, JsonOption):
-    """Evaluate a model on a data set by several methods, beside exact search over the same candidates.
+    """Evaluate a model on a data set by several methods, and by exact search.
 
-    An encoder alone is searched exactly, by the sums of its features. R@k is M-BEIR's: the share of queries
-    with any right answer among the first k. Published numbers stand beside ours if they are for the same
-    numbers of queries and candidates.
+    An encoder alone is searched exactly, by the sums of its features. R@k is M-BEIR's: the share of
+    queries with any right answer among the first k. Results are compared with published numbers for
+    the same numbers of queries and candidates.
     """
 
     data: DataArgument

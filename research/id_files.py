@@ -224,7 +224,7 @@ class ExportIds(DeviceOptions):
     """Name items by the numbers after the colons of their ids, as LETTER and MiniOneRec do."""
 
     training: bool = False
-    """Write the candidates that the model was trained on, too; a decoder that learns the IDs needs them."""
+    """Write the IDs of the training candidates, too; a decoder that learns the IDs needs them."""
 
     evaluation: OptionalFolder = None
     """Folder of the features of the pool; default: evaluation/ in the model's folder."""

@@ -1,8 +1,8 @@
-"""Conversion of Karpathy's caption files (COCO, Flickr30K, Flickr8K) to M-BEIR's layout.
+"""Convert Karpathy's caption files (COCO, Flickr30K, Flickr8K) to M-BEIR's layout.
 
-This follows M-BEIR's conversion of COCO: the first five captions of an image are used, a caption shared by
-several images of a split is kept once with all of them as positives, tasks are 0 (text -> image) and 3
-(image -> text), and val and test have separate pools. GENIUS adds Flickr30K as data set 10 in this form.
+This follows M-BEIR's conversion of COCO: an image has its first five captions; a caption of several
+images of a split is one query, and all these images are its positives; tasks are 0 (text -> image)
+and 3 (image -> text); val and test have separate pools. GENIUS adds Flickr30K as data set 10.
 
 Images are not copied: ``mbeir_images/<name>`` in the new folder is a link to the folder of images.
 """
@@ -46,7 +46,7 @@ TEXT_TO_IMAGE: Final = (
     "Which image goes with this sentence?",
     "Search for a photograph that fits the description.",
 )
-"""Our own wording (no instructions are published for Flickr30K)."""
+"""Our wording, as no instructions are published for Flickr30K."""
 
 IMAGE_TO_TEXT: Final = (
     "Find a caption that was written for this photo.",
@@ -54,52 +54,55 @@ IMAGE_TO_TEXT: Final = (
     "Search for a text that describes the image.",
     "Give me the words that go with this photograph.",
 )
-"""Our own wording, as above."""
+"""Our wording, as above."""
 
 
 class _Caption(NamedTuple):
     did: str
-    place: int
-    """Position among the captions of its (first) image, from 0."""
+    position: int
+    """Position among the captions of the (first) image, from 0."""
     image_ids: list[str]
+
+
+class _Picture(NamedTuple):
+    path: str
+    caption_ids: list[str]
 
 
 @dataclass(slots=True)
 class _Split:
     """The pictures and captions of a split."""
 
-    images: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
-    """Id of a picture -> its path and the ids of its captions."""
+    images: dict[str, _Picture] = field(default_factory=dict)
+    """Id of a picture -> the picture."""
     captions: dict[str, _Caption] = field(default_factory=dict)
     """Text -> caption."""
 
     def query_captions(self) -> list[tuple[str, _Caption]]:
-        """Return the captions that become queries: all, or as many as UniIR's cap on query numbers allows.
+        """Return the captions that become queries: all, up to UniIR's limit on query numbers.
 
-        COCO's training captions exceed the cap. In that case first captions of all images precede second
-        ones.
+        COCO's training captions exceed the limit. In that case, the first captions of all images
+        precede the second ones.
         """
-        room = QUERY_CAP - 1 - len(self.images)
+        max_queries = QUERY_CAP - 1 - len(self.images)
         captions = list(self.captions.items())
-        return (
-            captions
-            if len(captions) <= room
-            else sorted(captions, key=lambda item: item[1].place)[:room]
-        )
+        if len(captions) <= max_queries:
+            return captions
+        return sorted(captions, key=lambda item: item[1].position)[:max_queries]
 
 
 def convert_karpathy(
     json_file: Path, images_root: Path, out: Path, *, dataset_id: int, dataset_name: str
 ) -> list[tuple[str, int, int, int]]:
-    """Write ``out`` from ``dataset_coco.json`` or ``dataset_flickr30k.json`` and the folder of its pictures.
+    """Write a data set from ``dataset_coco.json`` or ``dataset_flickr30k.json`` and its pictures.
 
-    Returns each split, its pictures, different captions, and queries of both tasks: fewer than pictures and
-    captions together only where M-BEIR's numbers run out.
+    Return the name of each split and its numbers of pictures, of distinct captions, and of queries.
+    Pictures and captions are all queries unless M-BEIR's numbers run out.
 
     Parameters
     ----------
     images_root
-        folder with ``filepath/filename`` for COCO (``val2014/COCO_...jpg``), ``filename`` for Flickr.
+        folder of ``filepath/filename`` for COCO (``val2014/COCO_...jpg``), ``filename`` for Flickr.
     dataset_id
         9 for COCO and 10 for Flickr30K, as in M-BEIR and GENIUS; any other number for other data.
 
@@ -117,7 +120,7 @@ def convert_karpathy(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already; give a new folder or delete it")
     if not images_root.is_dir():
-        raise BadData(f"{images_root}: there is no such folder of pictures")
+        raise BadData(f"{images_root} is not a folder; give the folder of the pictures")
     splits = _collect(json_file, images_root, dataset_id, dataset_name)
     with new_folder(out) as partial:
         sizes = [
@@ -126,14 +129,13 @@ def convert_karpathy(
         ]
         write_instructions(
             partial / "instructions" / "query_instructions.tsv",
-            (
-                InstructionRow(
-                    Modality.TEXT, Modality.IMAGE, dataset_name, dataset_id, TEXT_TO_IMAGE
-                ),
-                InstructionRow(
-                    Modality.IMAGE, Modality.TEXT, dataset_name, dataset_id, IMAGE_TO_TEXT
-                ),
-            ),
+            [
+                InstructionRow(query, candidate, dataset_name, dataset_id, instructions)
+                for query, candidate, instructions in (
+                    (Modality.TEXT, Modality.IMAGE, TEXT_TO_IMAGE),
+                    (Modality.IMAGE, Modality.TEXT, IMAGE_TO_TEXT),
+                )
+            ],
         )
         link = partial / "mbeir_images" / dataset_name
         link.parent.mkdir(parents=True)
@@ -144,7 +146,7 @@ def convert_karpathy(
 def _collect(
     json_file: Path, images_root: Path, dataset_id: int, dataset_name: str
 ) -> dict[str, _Split]:
-    """Number pictures and captions in the order of the file, so that ids are unique in the data set."""
+    """Number pictures and captions in the order of the file; the ids are unique in the data set."""
     splits: dict[str, _Split] = {}
     missing: list[Path] = []
     num_images = number = 0
@@ -156,20 +158,20 @@ def _collect(
         number += 1
         image_id = f"{dataset_id}:{number}"
         caption_ids = []
-        for place, text in enumerate(captions):
+        for position, text in enumerate(captions):
             if text not in content.captions:
                 number += 1
-                content.captions[text] = _Caption(f"{dataset_id}:{number}", place, [])
+                content.captions[text] = _Caption(f"{dataset_id}:{number}", position, [])
             content.captions[text].image_ids.append(image_id)
             caption_ids.append(content.captions[text].did)
-        content.images[image_id] = (f"mbeir_images/{dataset_name}/{path}", caption_ids)
+        content.images[image_id] = _Picture(f"mbeir_images/{dataset_name}/{path}", caption_ids)
     if missing:
         raise BadData(
             f"{json_file}: {len(missing):,} of {num_images:,} pictures are missing, the first is "
-            f"{missing[0]}; give the folder that holds them, or complete it"
+            f"{missing[0]}; give the folder that contains the pictures, or complete it"
         )
     if not splits:
-        raise BadData(f"{json_file}: has no pictures")
+        raise BadData(f"{json_file} has no pictures")
     return splits
 
 
@@ -178,73 +180,81 @@ def _images(json_file: Path) -> Iterator[tuple[str, PurePosixPath, list[str]]]:
     try:
         images = [
             (
-                SPLITS[one["split"]],
-                PurePosixPath(one.get("filepath") or "", one["filename"]),
-                [sentence["raw"].strip() for sentence in one["sentences"][:CAPTIONS_PER_IMAGE]],
+                SPLITS[image["split"]],
+                PurePosixPath(image.get("filepath") or "", image["filename"]),
+                [sentence["raw"].strip() for sentence in image["sentences"][:CAPTIONS_PER_IMAGE]],
             )
-            for one in json.loads(json_file.read_bytes())["images"]
+            for image in json.loads(json_file.read_bytes())["images"]
         ]
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise BadData(f"{json_file} is not one of Karpathy's caption files ({error!r})") from None
-    for place, (split, path, captions) in enumerate(images):
+    for position, (split, path, captions) in enumerate(images):
         if path.is_absolute() or ".." in path.parts:
             raise BadData(
-                f"{json_file}: images[{place}] leads out of the folder of pictures: {path}"
+                f"{json_file}: images[{position}] leads out of the folder of pictures: {path}"
             )
         if not any(captions):
-            raise BadData(f"{json_file}: images[{place}] ({path}) has no caption")
+            raise BadData(f"{json_file}: images[{position}] ({path}) has no caption")
         yield split, path, list(dict.fromkeys(filter(None, captions)))
 
 
 def _write_split(
     layout: Layout, split: str, content: _Split, dataset_id: int, name: str
 ) -> tuple[str, int, int, int]:
-    """Write queries, pools and qrels of a split; the training queries of both tasks share a file."""
-    captions = content.query_captions()
+    """Write queries, pools and qrels of a split; training queries of both tasks are in one file."""
     pools = {
         0: [
-            Candidate(did, Modality.IMAGE, image=path) for did, (path, _) in content.images.items()
-        ],
-        3: [Candidate(one.did, Modality.TEXT, text=text) for text, one in content.captions.items()],
-    }
-    queries = {
-        0: [
-            Query(
-                f"{dataset_id}:{number}",
-                Modality.TEXT,
-                text=text,
-                positives=tuple(one.image_ids),
-                task_id=0,
-            )
-            for number, (text, one) in enumerate(captions, start=1)
+            Candidate(did, Modality.IMAGE, image=picture.path)
+            for did, picture in content.images.items()
         ],
         3: [
-            Query(
-                f"{dataset_id}:{number}",
-                Modality.IMAGE,
-                image=path,
-                positives=tuple(dids),
-                task_id=3,
-            )
-            for number, (path, dids) in enumerate(content.images.values(), start=len(captions) + 1)
+            Candidate(caption.did, Modality.TEXT, text=text)
+            for text, caption in content.captions.items()
         ],
     }
+    queries = _make_queries(content, dataset_id)
     write_candidates(layout.union_pool(split), [*pools[0], *pools[3]])
     if split == "train":
         files = {f"{name}_{split}": [*queries[0], *queries[3]]}
     else:
-        files = {f"{name}_task{task}_{split}": rows for task, rows in queries.items()}
+        files = {f"{name}_task{task}_{split}": records for task, records in queries.items()}
         for task, pool in pools.items():
             write_candidates(layout.local_pool(f"{name}_task{task}_{split}"), pool)
-    for stem, rows in files.items():
-        write_queries(query_file(layout.root, split, stem), rows)
-        write_qrels(layout.qrels(split, stem), rows)
+    for stem, records in files.items():
+        write_queries(query_file(layout.root, split, stem), records)
+        write_qrels(layout.qrels(split, stem), records)
     return split, len(pools[0]), len(pools[3]), len(queries[0]) + len(queries[3])
+
+
+def _make_queries(content: _Split, dataset_id: int) -> dict[int, list[Query]]:
+    """Return the queries of a split by task: captions and, numbered after them, pictures."""
+    captions = content.query_captions()
+    text_queries = [
+        Query(
+            f"{dataset_id}:{number}",
+            Modality.TEXT,
+            text=text,
+            positives=tuple(caption.image_ids),
+            task_id=0,
+        )
+        for number, (text, caption) in enumerate(captions, start=1)
+    ]
+    image_queries = [
+        Query(
+            f"{dataset_id}:{number}",
+            Modality.IMAGE,
+            image=picture.path,
+            positives=tuple(picture.caption_ids),
+            task_id=3,
+        )
+        for number, picture in enumerate(content.images.values(), start=len(captions) + 1)
+    ]
+    return {0: text_queries, 3: image_queries}
 
 
 @command
 class Karpathy:
-    """Convert Karpathy's JSON of COCO or Flickr30K into M-BEIR's layout (text to image and back)."""
+    """Convert Karpathy's JSON of COCO or Flickr30K to M-BEIR's layout (text to image and back)."""
 
     file: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """dataset_coco.json or dataset_flickr30k.json."""

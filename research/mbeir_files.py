@@ -1,4 +1,4 @@
-"""Writing queries, candidates, judgements and instructions in M-BEIR's format."""
+"""Write queries, candidates, judgements and instructions in M-BEIR's format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Open a text file for writing that replaces ``path`` when it is complete."""
+    """Open a text file for writing; it replaces ``path`` when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
         write_atomically(path) as temporary,
@@ -98,7 +98,8 @@ def write_instructions(path: Path, rows: Iterable[InstructionRow]) -> None:
     for row in rows:
         if any(set(text) & set("\t\r\n") for text in row.instructions):
             raise BadData(
-                f"instructions of {row.dataset} hold a tab or a line break, which a TSV row cannot"
+                f"instructions of {row.dataset} have a tab or a line break, which separate cells "
+                "and rows of the file"
             )
     width = max((len(row.instructions) for row in rows), default=0)
     with replacing(path) as file:

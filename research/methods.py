@@ -1,4 +1,4 @@
-"""The methods of the results table: exact search, and search by beams led by the generator or by geometry."""
+"""The methods of the results table: exact search, and beam search by generator or by geometry."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ from genius_search.search.table import IdTable, SearchSegment
 from research.runs import Hit
 
 DEPTH: Final = 100
-"""Hits kept for each query; as deep as recall is measured."""
+"""Hits of each query; as deep as recall is measured."""
 SEARCH_BATCH: Final = 64
-BLOCK: Final = 16_384
+CANDIDATE_BLOCK: Final = 16_384
 """Candidates that exact search reads at a time."""
 
 
 class BeamMethod(NamedTuple):
-    """A method that searches by beams: what leads them, and what orders the items found."""
+    """A method of beam search."""
 
-    by: Literal["generator", "geometry"]
+    router: Literal["generator", "geometry"]
+    """Model that scores the beams."""
     rerank: Literal["none", "codes", "embeddings"]
+    """Representation of the items that ranks them; ``none``: the router's scores."""
     is_raw: bool = False
-    """Whether the embeddings are the encoder's features and not the fused ones."""
+    """Whether the embeddings are the encoder's features instead of fused embeddings."""
 
 
 BEAM_METHODS: Final = {
@@ -53,22 +55,22 @@ BEAM_METHODS: Final = {
     "generative+raw": BeamMethod("generator", "embeddings", is_raw=True),
 }
 HUBNESS: Final = "exact-fused+hubness"
-"""Exact search by fused embeddings, less what densities cost."""
+"""Exact search by fused embeddings, with densities subtracted from scores."""
 FUSED: Final = frozenset({"exact-fused", HUBNESS, "routing+embeddings", "generative+embeddings"})
 """Methods that need every candidate's fused embedding."""
 
 
 class PoolCandidates:
-    """The candidates of one pool; features, codes and embeddings stay on disk until they are needed.
+    """The candidates of one pool; features, codes and embeddings are read when they are needed.
 
     Parameters
     ----------
     features
-        features of many candidates; may be memory-mapped.
+        features of candidates of this pool and of other pools; may be memory-mapped.
     arrays
-        codes (and embeddings) of as many candidates; None for an encoder without a model.
+        codes and, possibly, embeddings of the same candidates; None for an encoder alone.
     rows
-        the rows of those in the pool, in its order; all of them by default.
+        rows of this pool's candidates, in order; default: all.
     """
 
     def __init__(
@@ -88,8 +90,8 @@ class PoolCandidates:
         if not isinstance(did, str):
             return False
         number = candidate_number(did)
-        place = int(np.searchsorted(self._sorted_dids, number))
-        return place < len(self) and int(self._sorted_dids[place]) == number
+        position = int(np.searchsorted(self._sorted_dids, number))
+        return position < len(self) and int(self._sorted_dids[position]) == number
 
     @cached_property
     def dids(self) -> Int64[np.ndarray, " items"]:
@@ -101,14 +103,13 @@ class PoolCandidates:
     def _sorted_dids(self) -> np.ndarray:
         return np.sort(self.dids)
 
-    def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
-        """Return unit sums of the encoder's features."""
-        return F.normalize(
-            torch.from_numpy(self._features.gather(self._rows[places]).total()), dim=-1
-        )
+    def raw(self, positions: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """Return normalised sums of the encoder's features."""
+        features = self._features.gather(self._rows[positions])
+        return F.normalize(torch.from_numpy(features.total()), dim=-1)
 
     @property
-    def _kept(self) -> ItemArrays:
+    def _encoded(self) -> ItemArrays:
         if self._arrays is None:
             raise ValueError("these candidates have no codes")
         return self._arrays
@@ -116,51 +117,49 @@ class PoolCandidates:
     @cached_property
     def codes(self) -> Int16[np.ndarray, "items columns"]:
         """Codes of the IDs, then half norms and densities."""
-        codes: np.ndarray = self._kept.codes[self._rows]
+        codes: np.ndarray = self._encoded.codes[self._rows]
         return codes
 
     @cached_property
     def table(self) -> IdTable:
         """The ID table."""
-        return IdTable.build(self.codes, self._kept.code_cosine[self._rows])
+        return IdTable.build(self.codes, self._encoded.code_cosine[self._rows])
 
     @property
     def id_bytes(self) -> float:
         """Bytes of the table's IDs for each candidate."""
         return self.table.nbytes / len(self)
 
-    def fused(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
-        """Return the unit embeddings that IDs are made from, as stored in 16 bits."""
-        if self._kept.embeddings is None:
-            raise ValueError("fused embeddings were not kept")
-        return torch.from_numpy(self._kept.embeddings[self._rows[places]]).float()
+    def fused(self, positions: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """Return the normalised embeddings that IDs are made from, as stored in 16 bits."""
+        if self._encoded.embeddings is None:
+            raise ValueError("fused embeddings were not stored")
+        return torch.from_numpy(self._encoded.embeddings[self._rows[positions]]).float()
 
     @cached_property
     def densities(self) -> UInt8[np.ndarray, " items"] | None:
-        """Density around each candidate, where fused embeddings are kept."""
-        kept = self._kept.densities
-        return None if kept is None else kept[self._rows]
+        """Density around each candidate, if fused embeddings are stored."""
+        densities = self._encoded.densities
+        return None if densities is None else densities[self._rows]
 
     def did(self, item: int) -> str:
-        """Return the id of the candidate at a place of the pool."""
+        """Return the id of the candidate at a position of the pool."""
         return did_of(int(self.dids[item]))
 
     def hits(self, items: np.ndarray, scores: np.ndarray) -> list[Hit]:
-        """Return items of the pool with their scores, for a run."""
-        return [
-            Hit(self.did(item), score)
-            for item, score in zip(items.tolist(), scores.tolist(), strict=True)
-        ]
+        """Return the ranking of items of the pool, for a run."""
+        pairs = zip(items.tolist(), scores.tolist(), strict=True)
+        return [Hit(self.did(item), score) for item, score in pairs]
 
 
 class RowQueries(NamedTuple):
-    """The queries of one row of the table, embedded."""
+    """The embedded queries of one row of the table."""
 
     qids: list[str]
     raw: Float[Tensor, "queries dim"]
-    """Unit sums of the encoder's features."""
+    """Normalised sums of the encoder's features."""
     fused: Float[Tensor, "queries dim"]
-    """Fused embeddings; the same as ``raw`` for a rival that fuses by the sum alone."""
+    """Fused embeddings; ``raw`` if the sum is the only fusion."""
 
 
 class MethodHits(NamedTuple):
@@ -170,9 +169,9 @@ class MethodHits(NamedTuple):
     hits: list[list[Hit]]
     """A ranking for each query."""
     bytes_per_item: float
-    """Bytes that have to be stored of each candidate."""
+    """Bytes that the method stores for each candidate."""
     num_ranked: float
-    """Candidates that were scored, on average over the queries."""
+    """Mean number of candidates that were scored for a query."""
 
 
 def find(
@@ -184,121 +183,129 @@ def find(
     *,
     depth: int = DEPTH,
 ) -> Iterator[list[MethodHits]]:
-    """Answer the queries of each row by each of these methods, with ``depth`` hits each.
+    """Yield the hits of each row's queries by each method, with ``depth`` hits for each query.
 
-    An encoder alone knows ``exact-raw`` and no other method. Exact search reads the candidates once for all
-    rows: with millions of them that is its cost.
+    An encoder alone has only the method ``exact-raw``. Exact search reads the candidates once for
+    all rows, as this is its main cost.
     """
-    vector_bytes = 2.0 * model.dim  # as they would be stored; exact search compares them in 32 bits
-    nearest: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    num_hits = min(depth, len(pool))
+    exact: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     if isinstance(model, Genius) and HUBNESS in methods:
         fused = torch.cat([queries.fused for queries in rows])
-        nearest[HUBNESS] = _search_less_density(model, fused, pool, settings, min(depth, len(pool)))
-    nearest |= {
-        method: knn_ground_truth(
-            torch.cat([queries_of(queries) for queries in rows]).numpy(),
-            (
-                vectors_of(slice(start, start + BLOCK)).numpy()
-                for start in range(0, len(pool), BLOCK)
-            ),
-            min(depth, len(pool)),
-            faiss.METRIC_INNER_PRODUCT,
-        )
-        for method, (queries_of, vectors_of) in _exact_methods(model, pool, settings).items()
-        if method in methods
-    }
-    by_beams = [method for method in BEAM_METHODS if method in methods]
+        exact[HUBNESS] = _search_with_densities(model, fused, pool, settings, num_hits)
+    for method, vectors in _exact_methods(model, pool, settings).items():
+        if method in methods:
+            query_vectors = torch.cat([vectors.of_queries(queries) for queries in rows])
+            blocks = (
+                vectors.of_candidates(slice(start, start + CANDIDATE_BLOCK)).numpy()
+                for start in range(0, len(pool), CANDIDATE_BLOCK)
+            )
+            exact[method] = knn_ground_truth(
+                query_vectors.numpy(), blocks, num_hits, faiss.METRIC_INNER_PRODUCT
+            )
+    beam_methods = [method for method in BEAM_METHODS if method in methods]
     start = 0
     for queries in rows:
-        own = slice(start, start + len(queries.qids))
-        start = own.stop
-        found = []
-        for method, (scores, items) in nearest.items():
-            hits = [pool.hits(*pair) for pair in zip(items[own], scores[own], strict=True)]
-            size = (
-                pool.id_bytes
-                if method == "exact-codes"
-                else vector_bytes + method.endswith("+hubness")
-            )
-            found.append(MethodHits(method, hits, size, float(len(pool))))
-        if isinstance(model, Genius) and by_beams:
-            found += _search(model, queries, pool, by_beams, settings, depth)
-        yield found
+        row_queries = slice(start, start + len(queries.qids))
+        start = row_queries.stop
+        results = []
+        for method, (scores, items) in exact.items():
+            pairs = zip(items[row_queries], scores[row_queries], strict=True)
+            hits = [pool.hits(*pair) for pair in pairs]
+            size = _exact_bytes(method, model, pool)
+            results.append(MethodHits(method, hits, size, float(len(pool))))
+        if isinstance(model, Genius) and beam_methods:
+            results += _search_by_beams(model, queries, pool, beam_methods, settings, depth)
+        yield results
+
+
+def _exact_bytes(method: str, model: Genius | Encoder, pool: PoolCandidates) -> float:
+    """Return the bytes that exact search stores for each candidate."""
+    if method == "exact-codes":
+        return pool.id_bytes
+    # Vectors would be stored in 16 bits, though they are compared in 32; a density is a byte.
+    return 2.0 * model.dim + (method == HUBNESS)
+
+
+class _ExactVectors(NamedTuple):
+    """Vectors whose inner products are the scores of exact search."""
+
+    of_queries: Callable[[RowQueries], Tensor]
+    of_candidates: Callable[[slice], Tensor]
 
 
 def _exact_methods(
     model: Genius | Encoder, pool: PoolCandidates, settings: SearchSettings
-) -> dict[str, tuple[Callable[[RowQueries], Tensor], Callable[[slice], Tensor]]]:
-    """Return each method's query vectors, and its vectors of a range of candidates.
-
-    All compare by inner product; a bias that is taken from an item's score is one more column.
-    """
+) -> dict[str, _ExactVectors]:
+    """Return the vectors of each method; a bias of a candidate is another column."""
+    raw = _ExactVectors(lambda queries: queries.raw, pool.raw)
     if not isinstance(model, Genius):
-        return {"exact-raw": (lambda queries: queries.raw, pool.raw)}
-    among = model.ranker.spread.target_spread()
-    density_cost = settings.density_weight
+        return {"exact-raw": raw}
+    ranker = model.ranker
+    spread = ranker.spread.target_spread()
 
-    def with_costs(queries: RowQueries) -> Tensor:
-        """Costs count less for a query that is scaled up; scores stay in the units of the query."""
-        products = as_floats(queries.fused) @ model.ranker.tables()[model.ranker.spread.level].T
-        scales = torch.from_numpy(among.scale(products))
+    def append_bias_scale(queries: RowQueries) -> Tensor:
+        """Append the factor of candidates' costs, which is lower if a query is scaled up."""
+        products = as_floats(queries.fused) @ ranker.tables()[ranker.spread.level].T
+        scales = torch.from_numpy(spread.scale(products))
         return torch.cat([queries.fused, 1 / scales[:, None]], dim=1)
 
-    def code_vectors(rows: slice) -> Tensor:
+    def make_code_vectors(rows: slice) -> Tensor:
         codes = pool.codes[rows]
-        vectors = torch.from_numpy(model.ranker.vectors(codes))
-        return append_bias(vectors, model.ranker.costs(codes, density_cost=density_cost))
+        vectors = torch.from_numpy(ranker.vectors(codes))
+        return append_bias(vectors, ranker.costs(codes, density_cost=settings.density_weight))
 
     return {
-        "exact-raw": (lambda queries: queries.raw, pool.raw),
-        "exact-fused": (lambda queries: queries.fused, pool.fused),
-        "exact-codes": (with_costs, code_vectors),
+        "exact-raw": raw,
+        "exact-fused": _ExactVectors(lambda queries: queries.fused, pool.fused),
+        "exact-codes": _ExactVectors(append_bias_scale, make_code_vectors),
     }
 
 
-def _search_less_density(
+def append_bias(
+    vectors: Float[Tensor, "items dim"], costs: Float32[np.ndarray, " items"]
+) -> Float[Tensor, "items longer"]:
+    """Append the negated costs to vectors; queries have a factor at this position."""
+    return torch.cat([vectors, -torch.from_numpy(costs).to(vectors)[:, None]], dim=1)
+
+
+def _search_with_densities(
     model: Genius,
     fused: Float[Tensor, "queries dim"],
     pool: PoolCandidates,
     settings: SearchSettings,
     depth: int,
 ) -> tuple[Float32[np.ndarray, "queries depth"], Int64[np.ndarray, "queries depth"]]:
-    """Return scores and candidates of the best products of each query, less what densities cost.
+    """Return scores and positions of the best candidates, with densities subtracted from scores.
 
-    Densities fade near a query, so a score is no inner product. It is in the units of the query:
-    costs count less for a query that is scaled up.
+    The effect of a density fades near a query, so a score is not an inner product. It is in the
+    units of the query: densities have less effect if a query is scaled up.
     """
     if pool.densities is None:
-        raise ValueError("fused embeddings were not kept")
+        raise ValueError("fused embeddings were not stored")
     spread = model.ranker.spread
     products = as_floats(fused) @ model.ranker.tables()[spread.level].T
-    costs = np.float32(settings.density_weight) / spread.target_spread().scale(products)
-    best = np.full((len(fused), depth), -np.inf, dtype=np.float32)
-    items = np.zeros((len(fused), depth), dtype=np.int64)
-    for start in range(0, len(pool), BLOCK):
-        vectors = as_floats(pool.fused(slice(start, start + BLOCK)))
-        densities = decode_densities(pool.densities[start : start + BLOCK])
-        numbers = np.arange(start, start + len(vectors))
+    weights = np.float32(settings.density_weight) / spread.target_spread().scale(products)
+    best_scores = np.full((len(fused), depth), -np.inf, dtype=np.float32)
+    best_items = np.zeros((len(fused), depth), dtype=np.int64)
+    for start in range(0, len(pool), CANDIDATE_BLOCK):
+        vectors = as_floats(pool.fused(slice(start, start + CANDIDATE_BLOCK)))
+        densities = decode_densities(pool.densities[start : start + CANDIDATE_BLOCK])
+        block = np.arange(start, start + len(vectors))
         for first in range(0, len(fused), SEARCH_BATCH):
             rows = slice(first, first + SEARCH_BATCH)
             products = as_floats(fused[rows]) @ vectors.T
-            scores = products - costs[rows, None] * fade(products) * densities
-            scores = np.concatenate([best[rows], scores], axis=1)
-            known = np.concatenate([items[rows], np.tile(numbers, (len(products), 1))], axis=1)
+            scores = products - weights[rows, None] * fade(products) * densities
+            scores = np.concatenate([best_scores[rows], scores], axis=1)
+            block_items = np.tile(block, (len(products), 1))
+            items = np.concatenate([best_items[rows], block_items], axis=1)
             order = np.argsort(-scores, axis=1, kind="stable")[:, :depth]
-            best[rows] = np.take_along_axis(scores, order, axis=1)
-            items[rows] = np.take_along_axis(known, order, axis=1)
-    return best, items
+            best_scores[rows] = np.take_along_axis(scores, order, axis=1)
+            best_items[rows] = np.take_along_axis(items, order, axis=1)
+    return best_scores, best_items
 
 
-def append_bias(
-    vectors: Float[Tensor, "items dim"], costs: Float32[np.ndarray, " items"]
-) -> Float[Tensor, "items longer"]:
-    """Append the negated costs to vectors, which a further number of the queries multiplies."""
-    return torch.cat([vectors, -torch.from_numpy(costs).to(vectors)[:, None]], dim=1)
-
-
-def _search(
+def _search_by_beams(
     model: Genius,
     queries: RowQueries,
     pool: PoolCandidates,
@@ -306,16 +313,16 @@ def _search(
     settings: SearchSettings,
     depth: int,
 ) -> list[MethodHits]:
-    """Search by beams and order the items found by each method."""
+    """Search by beams and rank the items by each method."""
     segments = [SearchSegment(pool.table)]
     densities = None if pool.densities is None else [pool.densities]
     evidence = {
         False: Evidence(model.ranker, [pool.fused], densities=densities),
         True: Evidence(model.ranker, [pool.raw], is_raw=True),
     }
-    configs = {method: _config(BEAM_METHODS[method], settings) for method in methods}
-    shared = {
-        method: (BEAM_METHODS[method].by, _beam_config(config))
+    configs = {method: _method_config(BEAM_METHODS[method], settings) for method in methods}
+    beam_keys = {
+        method: (BEAM_METHODS[method].router, _beam_config(config))
         for method, config in configs.items()
     }
     hits: dict[str, list[list[Hit]]] = {method: [] for method in methods}
@@ -323,17 +330,17 @@ def _search(
     for start in range(0, len(queries.qids), SEARCH_BATCH):
         fused = queries.fused[start : start + SEARCH_BATCH]
         beams = {
-            (by, config): find_beams(
-                model.router if by == "geometry" else model.decoder, segments, fused, config
+            (router, config): find_beams(
+                model.router if router == "geometry" else model.decoder, segments, fused, config
             )
-            for by, config in set(shared.values())
+            for router, config in set(beam_keys.values())
         }
         for query in range(len(fused)):
             for method in methods:
                 is_raw = BEAM_METHODS[method].is_raw
                 ranked = rank_items(
                     segments,
-                    beams[shared[method]],
+                    beams[beam_keys[method]],
                     query,
                     queries.raw[start + query] if is_raw else fused[query],
                     config=configs[method],
@@ -343,27 +350,28 @@ def _search(
                 )
                 hits[method].append(pool.hits(ranked.items, ranked.scores))
                 num_ranked[method] += ranked.num_ranked
-    found = []
+    results = []
     for method in methods:
         size = pool.id_bytes
         if BEAM_METHODS[method].rerank == "embeddings":
             size += 2.0 * model.dim + (not BEAM_METHODS[method].is_raw)  # the density is a byte
-        found.append(MethodHits(method, hits[method], size, num_ranked[method] / len(queries.qids)))
-    return found
+        mean_ranked = num_ranked[method] / len(queries.qids)
+        results.append(MethodHits(method, hits[method], size, mean_ranked))
+    return results
 
 
-def _config(method: BeamMethod, settings: SearchSettings) -> SearchSettings:
+def _method_config(method: BeamMethod, settings: SearchSettings) -> SearchSettings:
     """Return the settings of one method; geometry has no probabilities to normalise."""
-    own = dataclasses.replace(settings, rerank=method.rerank)
-    if method.by == "generator":
-        return own
-    return dataclasses.replace(own, scores="level")
+    config = dataclasses.replace(settings, rerank=method.rerank)
+    if method.router == "generator":
+        return config
+    return dataclasses.replace(config, scores="level")
 
 
 def _beam_config(config: SearchSettings) -> SearchSettings:
-    """Return settings under which methods can share beams.
+    """Return the settings of the beams; methods with equal ones share their beams.
 
-    All share one full search, unless a re-ranking depends on where its own would have stopped.
+    All methods share a complete beam search, except for re-rankings whose search stops early.
     """
     stops_early = config.rerank != "none" and bool(config.candidates)
     return dataclasses.replace(config, rerank="codes" if stops_early else "none")

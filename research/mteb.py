@@ -1,4 +1,4 @@
-"""Run a model on mteb's retrieval tasks: search by IDs, or exact search, in mteb's protocol.
+"""Run a model on mteb's retrieval tasks: search by IDs, or exact search, by mteb's protocol.
 
 >>> import mteb  # doctest: +SKIP
 >>> from research.mteb import MtebModel  # doctest: +SKIP
@@ -43,12 +43,14 @@ Method = Literal[
     "exact-fused",
     "exact-raw",
 ]
-RAW: Final = frozenset({"generative+raw", "exact-raw"})
-FUSED: Final = frozenset({"generative+embeddings", "exact-fused"})
+RAW_METHODS: Final = frozenset({"generative+raw", "exact-raw"})
+"""Methods that need raw embeddings of candidates."""
+FUSED_METHODS: Final = frozenset({"generative+embeddings", "exact-fused"})
+"""Methods that need fused embeddings of candidates."""
 BATCH: Final = 32
 """Default ``batch_size``."""
 SEARCH: Final = replace(PAPER_SEARCH, density_weight=DENSITY_WEIGHT)
-"""The search that the options of :class:`MtebModel` change."""
+"""Search settings that the options of :class:`MtebModel` change."""
 
 logger = logging.getLogger(__name__)
 
@@ -62,54 +64,55 @@ class Content(NamedTuple):
     text: str
     """Title and body, or an empty string."""
     instruction: str | None
-    """The query's own instruction."""
+    """Instruction in the row of the query."""
 
     @property
     def is_empty(self) -> bool:
-        """True if there is neither text nor image."""
+        """Whether the content has neither text nor image."""
         return self.image is None and not self.text
 
     @property
     def modality(self) -> Modality:
-        """The modality; an error if the content is empty."""
+        """Modality of the content, which must not be empty."""
         return Modality.of(has_image=self.image is not None, has_text=bool(self.text))
 
 
 def read_columns(data: Any, modalities: Sequence[str], batch_size: int) -> Iterator[list[Content]]:
     """Read a ``datasets.Dataset`` in batches, so that few pictures are decoded at once.
 
-    Columns differ: one may be absent or empty, by row or entirely (mteb issues #4436, #4440); a text is in
-    ``text`` or ``body``, with or without a ``title``. Columns of other ``modalities`` than the task's are not
+    A column may be absent, or empty in some or all rows (mteb issues #4436, #4440). A text is in
+    ``text`` or ``body``, with or without a ``title``. Only columns of the task's ``modalities`` are
     read.
 
-    Raises BadData: there is no ``id``, or a row has a text or a picture of another type.
+    Raises
+    ------
+    BadData
+        There is no ``id``, or a text or a picture has an unexpected type.
     """
     columns = {"text": ["title", "text", "body"], "image": ["image"]}
-    wanted = [
-        "id",
-        "instruction",
-        *(name for modality in modalities for name in columns.get(modality, ())),
-    ]
+    names = ["id", "instruction"]
+    for modality in modalities:
+        names += columns.get(modality, [])
     if "id" not in data.column_names:
         raise BadData(f"the columns are {', '.join(data.column_names)}; expected one called id")
-    chosen = data.select_columns([name for name in wanted if name in data.column_names])
-    for batch in chosen.iter(batch_size):
+    selected = data.select_columns([name for name in names if name in data.column_names])
+    for batch in selected.iter(batch_size):
         yield [
-            _content(dict(zip(batch, row, strict=True)))
+            _read_content(dict(zip(batch, row, strict=True)))
             for row in zip(*batch.values(), strict=True)
         ]
 
 
-def _content(row: Mapping[str, Any]) -> Content:
+def _read_content(row: Mapping[str, Any]) -> Content:
     image = row.get("image")
     if image is not None and not isinstance(image, Image.Image):
         raise BadData(
-            f"{row['id']}: its image is a {type(image).__name__}, expected a decoded picture"
+            f"{row['id']}: the image is a {type(image).__name__}, expected a decoded picture"
         )
     body = row.get("text") or row.get("body") or ""
     if not isinstance(body, str):
         raise BadData(
-            f"{row['id']}: its text is a {type(body).__name__}; conversations are not supported"
+            f"{row['id']}: the text is a {type(body).__name__}; conversations are not supported"
         )
     return Content(
         id=str(row["id"]),
@@ -120,41 +123,46 @@ def _content(row: Mapping[str, Any]) -> Content:
 
 
 class MemoryPool(PoolCandidates):
-    """Candidates in memory under mteb's ids; the embeddings that a method needs are fused or raw ones."""
+    """Candidates in memory, with mteb's ids and the method's embeddings, fused or raw."""
 
     def __init__(self, arrays: ItemArrays, ids: Sequence[str]) -> None:
         self._arrays, self._ids = arrays, ids
         self._rows = np.arange(len(ids))
 
     def did(self, item: int) -> str:
-        """Return the id of the candidate at a place of the pool."""
+        """Return the id of the candidate at a position of the pool."""
         return self._ids[item]
 
-    def raw(self, places: slice | np.ndarray) -> Float[Tensor, "items dim"]:
-        """Return the embeddings that were kept."""
-        return self.fused(places)
+    def raw(self, positions: slice | np.ndarray) -> Float[Tensor, "items dim"]:
+        """Return the stored embeddings, which are raw ones."""
+        return self.fused(positions)
 
 
 class MtebModel:
     """A searcher for mteb.
 
-    The corpus is read in batches and kept as IDs; no picture outlives its batch. The modality of the results
-    follows from the instruction alone, as in the paper. A candidate without text and image is left out, and
-    a query without either finds nothing; both are logged. A beam finds fewer hits than mteb requests (1,000);
-    the rest count as not found. A query's instruction is its own, else the task's prompt, else the model's.
+    The corpus is read in batches and stored as IDs; pictures are dropped after their batch. The
+    modality of the results follows from the instruction alone, as in the paper. A query has the
+    instruction of its row, else the task's prompt, else the model's instruction.
 
-    Raises UsageError: the method is unknown.
+    A candidate without text and image is left out, and a query without them finds nothing; both are
+    logged. A beam finds fewer hits than mteb requests (1,000).
 
     Parameters
     ----------
     model
-        A model, or the folder of one.
+        a model, or the folder of one.
     method
-        A method of ``genius evaluate``. Methods with embeddings (fused or raw) keep two bytes per number
-        of each candidate in memory.
+        a method of ``genius evaluate``. Methods with embeddings (fused or raw) store two bytes per
+        number of each candidate in memory.
     search
-        Options that change :data:`SEARCH`: the beam and the normalisation of its scores; ``method`` decides
-        how hits are ranked.
+        options that change :data:`SEARCH`: the beam and the normalisation of its scores; ``method``
+        decides how hits are ranked.
+
+    Raises
+    ------
+    UsageError
+        The method is unknown, or ``search`` ranks hits in another way.
     """
 
     def __init__(
@@ -169,8 +177,8 @@ class MtebModel:
         config = SEARCH.with_options(search or SearchConfig())
         if config.rerank != "none":
             raise UsageError(
-                f"search.rerank is {config.rerank!r}, but the method decides how hits are ranked: use "
-                f"method='generative+{config.rerank}'"
+                f"search.rerank is {config.rerank!r}, but the method decides how hits are ranked: "
+                f"use method='generative+{config.rerank}'"
             )
         self.model = model if isinstance(model, Genius) else Genius.open(model)
         self.method = method
@@ -201,48 +209,54 @@ class MtebModel:
     ) -> None:
         """Encode a corpus to IDs; called by mteb.
 
-        Raises BadData: an id occurs twice, or no candidate has any content.
+        Raises
+        ------
+        BadData
+            An id occurs twice, or no candidate has a text or an image.
         """
         from mteb.types import PromptType  # noqa: PLC0415
 
         ids: list[str] = []
-        left_out: list[str] = []
+        num_empty = 0
         modalities: list[Modality] = []
         encoded: list[ItemArrays] = []
-        stored: StoredEmbeddings = (
-            "raw" if self.method in RAW else "fused" if self.method in FUSED else "none"
-        )
+        stored: StoredEmbeddings = "none"
+        if self.method in RAW_METHODS:
+            stored = "raw"
+        elif self.method in FUSED_METHODS:
+            stored = "fused"
         columns = task_metadata.get_modalities(PromptType.document)
         for batch in read_columns(corpus, columns, encode_kwargs.get("batch_size", BATCH)):
-            left_out += [one.id for one in batch if one.is_empty]
-            contents = [one for one in batch if not one.is_empty]
+            contents = [content for content in batch if not content.is_empty]
+            num_empty += len(batch) - len(contents)
             if not contents:
                 continue
-            features = self._features(
-                [(one.image, format_text(one.text) or "") for one in contents]
+            features = self._encode_features(
+                [(content.image, format_text(content.text) or "") for content in contents]
             )
-            kinds = [one.modality for one in contents]
-            codes = np.array([kind.code for kind in kinds], dtype=np.int8)
+            batch_modalities = [content.modality for content in contents]
+            codes = np.array([modality.code for modality in batch_modalities], dtype=np.int8)
             encoded.append(encode_batch(self.model, features, codes, embeddings=stored))
-            ids += [one.id for one in contents]
-            modalities += kinds
+            ids += [content.id for content in contents]
+            modalities += batch_modalities
         if not ids:
-            raise BadData(f"no candidate has any content (out of {len(left_out)})")
-        twice = [did for did, count in Counter(ids).items() if count > 1]
-        if twice:
-            raise BadData(f"{len(twice)} ids occur twice in the corpus: {format_first_ids(twice)}")
-        if left_out:
+            raise BadData(f"none of {num_empty} candidates has a text or an image")
+        repeated = [did for did, count in Counter(ids).items() if count > 1]
+        if repeated:
+            raise BadData(
+                f"{len(repeated)} ids occur twice in the corpus: {format_first_ids(repeated)}"
+            )
+        if num_empty:
             logger.warning(
                 "%d of %d candidates have neither text nor image and cannot be found",
-                len(left_out),
+                num_empty,
                 len(corpus),
             )
         self._modality = max(Modality, key=modalities.count)
-        arrays = {
-            name: np.concatenate([batch._asdict()[name] for batch in encoded])
-            for name, array in encoded[0]._asdict().items()
-            if isinstance(array, np.ndarray)
-        }
+        arrays = {}
+        for name, array in encoded[0]._asdict().items():
+            if isinstance(array, np.ndarray):
+                arrays[name] = np.concatenate([getattr(batch, name) for batch in encoded])
         self._pool = MemoryPool(ItemArrays(**arrays), ids)
 
     def search(
@@ -254,44 +268,52 @@ class MtebModel:
         encode_kwargs: Mapping[str, Any],
         **_: Any,
     ) -> dict[str, dict[str, float]]:
-        """Return query id -> candidate id -> score, best first; called by mteb after :meth:`index`."""
+        """Return query id -> candidate id -> score, best first; mteb calls :meth:`index` before."""
         from mteb.types import PromptType  # noqa: PLC0415
 
         if self._pool is None:
             raise UsageError("there is nothing to search yet: call index() first")
-        found: dict[str, dict[str, float]] = {}
+        results: dict[str, dict[str, float]] = {}
         prompt = task_metadata.prompt
         if isinstance(prompt, Mapping):
             prompt = prompt.get("query")
         columns = task_metadata.get_modalities(PromptType.query)
         for batch in read_columns(queries, columns, encode_kwargs.get("batch_size", BATCH)):
-            found.update({one.id: {} for one in batch})
-            contents = [one for one in batch if not one.is_empty]
+            results.update({content.id: {} for content in batch})
+            contents = [content for content in batch if not content.is_empty]
             if not contents:
                 continue
-            features = self._features([(one.image, self._text(one, prompt)) for one in contents])
-            vectors = normalize(features.total()), self.model.embed_features(features)
-            asked = RowQueries([one.id for one in contents], *map(torch.from_numpy, vectors))
-            ((ranked,),) = find(
-                self.model, [asked], self._pool, [self.method], self._config, depth=top_k
+            features = self._encode_features(
+                [(content.image, self._format_query(content, prompt)) for content in contents]
             )
-            for qid, hits in zip(asked.qids, ranked.hits, strict=True):
-                # Strictly decreasing, so that sorting by score keeps the order.
+            row_queries = RowQueries(
+                [content.id for content in contents],
+                torch.from_numpy(normalize(features.total())),
+                torch.from_numpy(self.model.embed_features(features)),
+            )
+            ((method_hits,),) = find(
+                self.model, [row_queries], self._pool, [self.method], self._config, depth=top_k
+            )
+            for qid, hits in zip(row_queries.qids, method_hits.hits, strict=True):
+                # Strictly decreasing scores, so that sorting by score does not change the order.
                 scores = strictly_decreasing([hit.score for hit in hits]).tolist()
-                found[qid] = {hit.did: score for hit, score in zip(hits, scores, strict=True)}
-        empty = sum(not hits for hits in found.values())
-        if empty:
+                dids = [hit.did for hit in hits]
+                results[qid] = dict(zip(dids, scores, strict=True))
+        num_empty = sum(not hits for hits in results.values())
+        if num_empty:
             logger.warning(
-                "%d of %d queries found nothing (no content, or no candidates)", empty, len(found)
+                "%d of %d queries have no hits (no content, or no candidates)",
+                num_empty,
+                len(results),
             )
-        return found
+        return results
 
-    def _text(self, query: Content, prompt: str | None) -> str:
-        """Return the encoder's input: the instruction, a blank, the query's text (UniIR's format)."""
-        own = self.model.instruction_for(query.modality, self._modality)
-        return instructed(query.instruction or prompt or own, query.text)
+    def _format_query(self, query: Content, prompt: str | None) -> str:
+        """Return the encoder's input: instruction, blank, and the query's text (UniIR's format)."""
+        default = self.model.instruction_for(query.modality, self._modality)
+        return instructed(query.instruction or prompt or default, query.text)
 
-    def _features(self, contents: Sequence[tuple[Image.Image | None, str]]) -> FeatureBatch:
+    def _encode_features(self, contents: Sequence[tuple[Image.Image | None, str]]) -> FeatureBatch:
         image, text = encode_contents(self.model.encoder, contents, QUERY_KEY)
         return FeatureBatch(
             image,

@@ -22,8 +22,8 @@ from research.figures import Drawing
 from research.published.numbers import COMPARABLE, references
 from research.runs import measure_run, read_run
 from research.settings import METHODS, POOLS, Pool
-from research.statistics import Pair, compare_all
-from research.systems import SYSTEMS, System, gather
+from research.statistics import Comparison, Pair, compare_all
+from research.systems import SYSTEMS, System, read_systems
 from research.table import Cell, Table, find_best
 
 ABLATIONS: Final = {
@@ -39,55 +39,52 @@ ABLATION_COLUMNS: Final = (
     ("exact-fused", "R@5"),
 )
 TESTED: Final = ("generative", "R@5")
-"""Ablations are tested on the paper's measure of the paper's search."""
-WITHIN: Final = (
+"""Method and measure of the tests of ablations: the paper's."""
+METHOD_PAIRS: Final = (
     ("generative", "exact-fused"),
     ("generative+codes", "exact-fused"),
     ("generative+codes", "routing+codes"),
     ("generative+raw", "exact-raw"),
 )
 """Methods of one system that are tested against each other."""
-SIGNIFICANT: Final = 0.05
+MAX_P: Final = 0.05
+"""A difference is significant if its p is below."""
 RUN_MEASURES: Final = ("R@1", "R@5", "R@10", "MRR", "nDCG@10")
 
 
 def recall_table(systems: Sequence[System], pool: Pool) -> Table:
-    """Return recall by task for all systems and methods of one pool, published numbers below."""
+    """Return recall by task for all systems and methods of one pool, then published numbers."""
     tasks = systems[0].tasks(pool)
-    first = (
-        systems[0].rows[systems[0].rows["pool"] == pool].drop_duplicates("name").set_index("name")
-    )
+    rows = systems[0].rows
+    task_rows = rows[rows["pool"] == pool].drop_duplicates("name").set_index("name")
     lines: list[tuple[Cell, ...]] = []
     for system in systems:
         for method in system.methods(pool):
-            values = [system.task(pool, method, task) for task in tasks]
+            scores = [system.score(pool, method, task) for task in tasks]
             average = system.average(pool, method) if system.tasks(pool) == tasks else None
             exact = system.average(pool, "exact-raw")
-            kept = (
-                100 * average.value / exact.value if average and exact and exact.value > 0 else None
-            )
-            lines.append((system.title, method, *values, average, kept))
+            of_exact = None
+            if average is not None and exact is not None and exact.value > 0:
+                of_exact = 100 * average.value / exact.value
+            lines.append((system.title, method, *scores, average, of_exact))
     bold = find_best(lines, range(2, 3 + len(tasks)))
-    is_comparable = "published" in first.columns and bool(first["published"].map(bool).all())
-    for method, name in COMPARABLE.items() if is_comparable else ():
-        numbers = [
-            next((one.value for one in references(task, pool, method)), None) for task in tasks
-        ]
+    is_published = "published" in task_rows and bool(task_rows["published"].map(bool).all())
+    for method, name in COMPARABLE.items() if is_published else ():
+        numbers = []
+        for task in tasks:
+            published = references(task, pool, method)
+            numbers.append(published[0].value if published else None)
         lines.append((f"{name}, published", method, *numbers, None, None))
     seeds = sorted({len(system.folders) for system in systems})
+    task_headings = [f"{task} {task_rows.loc[task, 'headline']}" for task in tasks]
     return Table(
         name=f"recall-{pool}",
         title=f"Recall, {pool} pool",
-        note="Share of queries with a right answer among the first hits, percent, mean ± standard deviation "
-        f"over {' or '.join(map(str, seeds))} seeds. Bold: the best of a column. Kept: of the average of "
-        "exact search over the encoder's summed features (CLIP-SF's way), percent.",
-        headings=(
-            "system",
-            "method",
-            *(f"{task} {first.loc[task, 'headline']}" for task in tasks),
-            "average",
-            "kept",
-        ),
+        note="Share of queries with a right answer among the first hits, percent, mean ± standard "
+        f"deviation over {' or '.join(map(str, seeds))} seeds. Bold: the best of a column. Of "
+        "exact: percent of the average of exact search over the encoder's summed features, as in "
+        "CLIP-SF.",
+        headings=("system", "method", *task_headings, "average", "of exact"),
         lines=lines,
         text_columns=2,
         bold=bold,
@@ -96,17 +93,18 @@ def recall_table(systems: Sequence[System], pool: Pool) -> Table:
 
 def significance_table(pairs: Sequence[Pair], *, title: str) -> Table:
     """Return a line for each pair that answered the same queries."""
-    lines: list[tuple[Cell, ...]] = [
-        (*pair[:3], _points(found.difference), found.better, found.worse, _p(found.p),
-         found.p < SIGNIFICANT)
-        for pair, found in zip(pairs, compare_all(pairs), strict=True)
-        if found is not None
-    ]  # fmt: skip
+    lines: list[tuple[Cell, ...]] = []
+    for pair, test in zip(pairs, compare_all(pairs), strict=True):
+        if test is not None:
+            names = (pair.first, pair.second, pair.measure)
+            difference, p = _format_points(test.difference), _format_p(test.p)
+            lines.append((*names, difference, test.better, test.worse, p, test.p < MAX_P))
     return Table(
         name="significance",
         title=title,
-        note="Difference in points; queries that the first answers better and worse (the mean over seeds); "
-        "p of the paired randomisation test over queries, two-sided, corrected by Holm for all lines.",
+        note="Difference in points; number of queries that the first answers better and worse (by "
+        "the mean over seeds); p of the paired randomisation test over queries, two-sided, "
+        "corrected by Holm for all lines.",
         headings=(
             "system",
             "against",
@@ -122,87 +120,103 @@ def significance_table(pairs: Sequence[Pair], *, title: str) -> Table:
     )
 
 
-def tested_pairs(systems: Sequence[System], pool: Pool) -> list[Pair]:
-    """Return the methods of each system, and the systems after the first with the first, to be compared."""
-    compared = [
-        ((system, a), (system, b))
-        for system in systems
-        for a, b in WITHIN
-        if {a, b} <= set(system.methods(pool))
-    ]
-    base = next((one for one in systems if "generative" in one.methods(pool)), None)
-    for other in systems if base is not None else ():
-        own = [one for one in other.methods(pool) if one == "generative" or one not in METHODS]
-        if base is not None and other is not base and own:
-            compared.append(((base, "generative"), (other, own[0])))
+def method_pairs(systems: Sequence[System], pool: Pool) -> list[Pair]:
+    """Return the pairs to test: methods of the same system, and each system with the first one."""
+    compared: list[tuple[System, str, System, str]] = []
+    for system in systems:
+        methods = set(system.methods(pool))
+        compared += [(system, a, system, b) for a, b in METHOD_PAIRS if {a, b} <= methods]
+    generative = [system for system in systems if "generative" in system.methods(pool)]
+    for system in systems if generative else ():
+        rivals = [
+            method
+            for method in system.methods(pool)
+            if method == "generative" or method not in METHODS
+        ]
+        if system is not generative[0] and rivals:
+            compared.append((generative[0], "generative", system, rivals[0]))
     return [
         Pair(
-            f"{one.title}: {a}",
-            f"{other.title}: {b}",
-            name,
-            (one.per_query(pool, a, name), other.per_query(pool, b, name)),
+            f"{first.title}: {first_method}",
+            f"{second.title}: {second_method}",
+            measure,
+            (
+                first.per_query(pool, first_method, measure),
+                second.per_query(pool, second_method, measure),
+            ),
         )
-        for (one, a), (other, b) in compared
-        for name in ("R@1", "R@5")
+        for first, first_method, second, second_method in compared
+        for measure in ("R@1", "R@5")
     ]
 
 
-def ablation_table(kind: str, base: System | None, changed: Sequence[System]) -> Table:
-    """Return the base system and each one with a single change, tested against the base."""
-    method, name = TESTED
-    everyone = [*([base] if base else []), *changed]
-    values = [system.per_query("global", method, name) for system in everyone] if base else []
-    tests = compare_all(
-        [Pair(one.title, everyone[0].title, name, (own, values[0]))
-         for one, own in zip(everyone[1:], values[1:], strict=True)] if base else []
-    )  # fmt: skip
+def ablation_table(name: str, base: System | None, changed: Sequence[System]) -> Table:
+    """Return the base system and each system with a single change, tested against the base."""
+    method, measure = TESTED
     lines: list[tuple[Cell, ...]] = []
-    for place, system in enumerate(everyone):
-        test = tests[place - 1] if base and place else None
-        columns = [system.average("global", *column) for column in ABLATION_COLUMNS]
-        tested = (None, None) if test is None else (_points(test.difference), _p(test.p))
-        lines.append((system.title, len(system.folders), *columns, *tested))
+    pairs = []
+    if base is not None:
+        lines.append((*_ablation_cells(base), None, None))
+        base_values = base.per_query("global", method, measure)
+        for system in changed:
+            values = system.per_query("global", method, measure)
+            pairs.append(Pair(system.title, base.title, measure, (values, base_values)))
+    tests: list[Comparison | None] = compare_all(pairs) if pairs else [None] * len(changed)
+    for system, test in zip(changed, tests, strict=True):
+        cells = (
+            (None, None) if test is None else (_format_points(test.difference), _format_p(test.p))
+        )
+        lines.append((*_ablation_cells(system), *cells))
     return Table(
-        name=kind,
-        title=ABLATIONS[kind],
-        note="Mean over the tasks of the global pool, in percent, ± standard deviation of seeds. Difference: "
-        f"{name} of {method} against the first line, in points; p corrected by Holm.",
+        name=name,
+        title=ABLATIONS[name],
+        note="Mean over the tasks of the global pool, in percent, ± standard deviation of seeds. "
+        f"Difference: {measure} of {method}, minus that of the first line, in points; p corrected "
+        "by Holm.",
         headings=("system", "seeds", *map(" ".join, ABLATION_COLUMNS), "difference", "p"),
         lines=lines,
     )
 
 
-def report(systems: Sequence[System], data: MBeir | None) -> list[Table | Drawing]:
-    """Return every table and figure that there is enough evidence for; items are shown only with ``data``."""
-    main = [one for one in systems if one.table == SYSTEMS]
+def _ablation_cells(system: System) -> tuple[Cell, ...]:
+    averages = [system.average("global", method, name) for method, name in ABLATION_COLUMNS]
+    return (system.title, len(system.folders), *averages)
+
+
+def report_systems(systems: Sequence[System], data: MBeir | None) -> list[Table | Drawing]:
+    """Return every table and figure that can be made; pictures of items only with ``data``."""
+    main_systems = [system for system in systems if system.table == SYSTEMS]
     parts: list[Table | Drawing] = []
-    pools = [pool for pool in POOLS if any(one.methods(pool) for one in main)]
-    for pool in pools:
-        own = [one for one in main if one.methods(pool)]
-        parts.append(recall_table(own, pool))
-    if pools:
-        pool = pools[-1]
-        own = [one for one in main if one.methods(pool)]
-        parts.append(
-            significance_table(tested_pairs(own, pool), title=f"Paired tests, {pool} pool")
-        )
-    by_name = {one.name: one for one in systems}
-    for kind in ABLATIONS:
+    pairs: list[Pair] = []
+    last_pool = ""
+    for pool in POOLS:
+        evaluated = [system for system in main_systems if system.methods(pool)]
+        if evaluated:
+            parts.append(recall_table(evaluated, pool))
+            pairs, last_pool = method_pairs(evaluated, pool), pool
+    if last_pool:
+        parts.append(significance_table(pairs, title=f"Paired tests, {last_pool} pool"))
+    by_name = {system.name: system for system in systems}
+    for table in ABLATIONS:
         changed = [
-            one for one in systems if one.table == kind and TESTED[0] in one.methods("global")
+            system
+            for system in systems
+            if system.table == table and TESTED[0] in system.methods("global")
         ]
         if changed:
-            parts.append(ablation_table(kind, by_name.get(changed[0].like), changed))
-    beams = sorted(
-        (one for one in systems if one.table == "beam"), key=lambda one: one.rows["beam"].iloc[0]
-    )
+            parts.append(ablation_table(table, by_name.get(changed[0].like), changed))
+    beams = [
+        (int(system.rows["beam"].iloc[0]), system) for system in systems if system.table == "beam"
+    ]
     if len(beams) > 1:
-        parts.append(figures.beam_figure([(int(one.rows["beam"].iloc[0]), one) for one in beams]))
-    for system in main:
+        parts.append(figures.beam_figure(sorted(beams, key=lambda item: item[0])))
+    for system in main_systems:
         if system.model is not None:
-            drawn = figures.code_figures(system.model, system.folders[0], data, title=system.title)
-            if drawn:
-                return [*parts, *drawn]
+            drawings = figures.code_figures(
+                system.model, system.folders[0], data, title=system.title
+            )
+            if drawings:
+                return [*parts, *drawings]
     return parts
 
 
@@ -213,28 +227,32 @@ def report_runs(runs: Sequence[Path], qrels: Path) -> list[Table | Drawing]:
     ------
     BadData
         A run answers none of the queries.
+    UsageError
+        Two runs have the same file name.
     """
     judged = {
         qid: answers for qid, answers in read_qrels(qrels).items() if max(answers.values()) > 0
     }
     lines: list[tuple[Cell, ...]] = []
-    values: dict[str, pd.DataFrame] = {}
+    frames: dict[str, pd.DataFrame] = {}
     for path in runs:
-        found = read_run(path)
-        if not judged.keys() & found.keys():
+        if path.stem in frames:
+            raise UsageError(f"two runs have the name {path.stem}; rename one of the files")
+        run = read_run(path)
+        if not judged.keys() & run.keys():
             raise BadData(
-                f"{path} answers none of the {len(judged)} queries of {qrels}; take its own qrels"
+                f"{path} answers none of the {len(judged)} queries of {qrels}; give the qrels of "
+                "its queries"
             )
-        measured = measure_run(judged, {qid: found.get(qid, ()) for qid in judged})
-        values[path.stem] = pd.concat(
-            {"": pd.DataFrame.from_dict(measured.per_query, orient="index")}
-        )
-        lines.append((path.stem, *(100 * measured.means[name] for name in RUN_MEASURES)))
-    first, *others = values
+        measures = measure_run(judged, {qid: run.get(qid, ()) for qid in judged})
+        per_query = pd.DataFrame.from_dict(measures.per_query, orient="index")
+        frames[path.stem] = pd.concat({"": per_query})
+        lines.append((path.stem, *(100 * measures.means[name] for name in RUN_MEASURES)))
+    first, *following = frames
     pairs = [
-        Pair(first, other, name, (values[first][name], values[other][name]))
-        for other in others
-        for name in ("R@5", "nDCG@10")
+        Pair(first, name, measure, (frames[first][measure], frames[name][measure]))
+        for name in following
+        for measure in ("R@5", "nDCG@10")
     ]
     table = Table(
         name="runs",
@@ -246,8 +264,8 @@ def report_runs(runs: Sequence[Path], qrels: Path) -> list[Table | Drawing]:
     return [table, significance_table(pairs, title="Paired tests")] if pairs else [table]
 
 
-def write(folder: Path, parts: Sequence[Table | Drawing]) -> Path:
-    """Write ``report.md``, ``tables/`` and ``figures/``; return the first."""
+def write_report(folder: Path, parts: Sequence[Table | Drawing]) -> Path:
+    """Write ``report.md``, ``tables/`` and ``figures/``; return the path of ``report.md``."""
     blocks = ["# Report"]
     for name in ("tables", "figures"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -264,12 +282,12 @@ def write(folder: Path, parts: Sequence[Table | Drawing]) -> Path:
     return folder / "report.md"
 
 
-def _points(difference: float) -> str:
+def _format_points(difference: float) -> str:
     return f"{100 * difference:+.1f}".replace("-", "−")
 
 
-def _p(value: float) -> str:
-    """Return p, not smaller than the number of resamples can tell."""
+def _format_p(value: float) -> str:
+    """Return p, but not below the precision of the resamples."""
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -277,11 +295,13 @@ def _p(value: float) -> str:
 class Report:
     """Make the paper's tables and figures from runs on disk, with paired tests.
 
-    Writes report.md, tables/ (CSV) and figures/ (PNG). Or give --runs and --qrels: anybody's TREC files.
+    Writes report.md, tables/ (CSV) and figures/ (PNG). With --runs and --qrels, it reports on TREC
+    files of any system.
     """
 
     sources: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Folders of sweeps or of evaluations, or NAME=FOLDER,FOLDER: evaluations that differ in their seed."""
+    """Folders of sweeps or of evaluations, or NAME=FOLDER,FOLDER: evaluations that differ in their
+    seed."""
 
     out: Path
     """Folder of the report."""
@@ -290,23 +310,24 @@ class Report:
     """The data set, for pictures of the items that share codes."""
 
     runs: tuple[Path, ...] = ()
-    """TREC runs, in place of sources."""
+    """TREC runs, instead of or in addition to folders."""
 
     qrels: OptionalFile = None
     """Right answers of the runs."""
 
     def run(self) -> None:
-        """Gather, measure and write."""
+        """Read, measure and write."""
         if bool(self.runs) != (self.qrels is not None):
             raise UsageError("give --runs together with --qrels")
         parts: list[Table | Drawing] = []
         if self.sources:
-            parts += report(gather(self.sources), None if self.data is None else MBeir(self.data))
+            data = None if self.data is None else MBeir(self.data)
+            parts += report_systems(read_systems(self.sources), data)
         if self.qrels is not None:
             parts += report_runs(self.runs, self.qrels)
         if not parts:
             raise UsageError("give folders to report on, or --runs together with --qrels")
-        print_text(f"begin with {write(self.out, parts)}")
+        print_text(f"begin with {write_report(self.out, parts)}")
 
 
 main = partial(run, Report, "report")

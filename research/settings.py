@@ -1,4 +1,4 @@
-"""Settings of an evaluation, and the methods that it measures."""
+"""Settings of an evaluation, and its methods."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METHODS: Final[tuple[Method, ...]] = get_args(Method)
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Everything that decides the results of an evaluation."""
+    """Settings that affect the results of an evaluation."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -37,7 +37,7 @@ class EvaluationConfig:
     """Split of the data set."""
 
     beam: Count = 50
-    """IDs kept at each level."""
+    """Number of prefixes kept at each level."""
 
     scores: Literal["level", "vocabulary"] = "level"
     """Normalise the generator's scores over a level's codes, or over its whole vocabulary."""
@@ -47,24 +47,26 @@ class EvaluationConfig:
     0 decodes all levels."""
 
     density_weight: NonNegative = DENSITY_WEIGHT
-    """Ranking by codes or fused embeddings: weight of the density around an item, subtracted from its score.
-    exact-fused is never corrected; exact-fused+hubness is exact search with the correction."""
+    """Ranking by codes or fused embeddings: weight of the density around an item, which is
+    subtracted from its score. exact-fused is never corrected; exact-fused+hubness is exact search
+    with the correction."""
 
     instructions: Literal["hashed", "first", "none"] = "hashed"
     """Instruction of each query: one of the data set's, chosen by a hash; the first; or none."""
 
     max_queries: Natural = 0
-    """Queries of each row at most, spread evenly; 0 means all."""
+    """Maximum number of queries of each row, spread evenly; 0 means all."""
 
     max_candidates: Natural = 0
-    """Candidates of each pool at most, for a first number; 0 means all. Right answers of the queries are kept,
-    and the others are a random sample, so that recall is higher than in the whole pool."""
+    """Maximum number of candidates of each pool, for a quick estimate; 0 means all. They are the
+    right answers of the queries and a random sample of other candidates, so recall is higher than
+    in the whole pool."""
 
     seed: Natural = 0
     """Seed for the choice of instructions and of a sample of candidates."""
 
     pools: tuple[Pool, ...] = ("local", "global")
-    """Each query against its own task's pool, against the union of all pools, or both."""
+    """Pools that each query is searched in: its task's, the union of all pools, or both."""
 
     methods: tuple[Method, ...] = METHODS
     """Methods to measure."""

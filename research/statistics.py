@@ -1,4 +1,4 @@
-"""Paired tests, which tell differences from chance."""
+"""Paired tests: whether a difference between two systems could be chance."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from scipy import stats
 from research.table import Estimate
 
 RESAMPLES: Final = 9_999
-"""Permutations of a test; the smallest p is one in this many."""
-BATCH: Final = 200
-"""Resamples held in memory together."""
+"""Random permutations of a test; the smallest possible p is 1 / (RESAMPLES + 1)."""
+RESAMPLES_PER_BATCH: Final = 200
+"""Permutations that are in memory at the same time."""
 
 PerQuery: TypeAlias = "pd.Series[float]"
-"""A measure of each query; the index has two levels, the task and the query."""
+"""Values of a measure; the index has two levels, the task and the query."""
 
 
 class Comparison(NamedTuple):
-    """One system against another on the same queries."""
+    """Result of a test of two systems on the same queries."""
 
     difference: float
-    """Of the means over tasks."""
+    """Difference of the means over tasks."""
     p: float
-    """Two-sided: how often random signs would make a difference as large."""
+    """Probability of at least this difference, in either direction, under random signs."""
     better: int
+    """Number of queries that the first system answers better."""
     worse: int
-    """Queries that the first answers better, or worse."""
+    """Number of queries that the first system answers worse."""
 
 
 class Pair(NamedTuple):
-    """Two systems to compare, by their values of one measure."""
+    """Two systems to compare by one measure."""
 
     first: str
     second: str
@@ -43,18 +44,18 @@ class Pair(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean and, for several seeds, their standard deviation."""
+    """Return the mean and, if there are several values, their standard deviation."""
     return Estimate(mean(values), stdev(values) if len(values) > 1 else None)
 
 
 def compare(first: PerQuery, second: PerQuery) -> Comparison:
-    """Run Fisher's paired randomisation test, of two systems that answered the same queries."""
+    """Run Fisher's paired randomisation test on two systems that answered the same queries."""
     differences = first - second
     sizes = differences.groupby(level=0).transform("size")
     # Weighted so that their sum is the difference of the means over tasks.
     weighted = (differences / (sizes * differences.index.get_level_values(0).nunique())).to_numpy()
     changed = weighted[weighted != 0]
-    p = 1.0  # of a single query that changed, too: its sign could have been the other
+    p = 1.0  # even if one query changed: its sign alone could be chance
     if len(changed) > 1:
         p = stats.permutation_test(
             (changed, np.zeros_like(changed)),
@@ -62,7 +63,7 @@ def compare(first: PerQuery, second: PerQuery) -> Comparison:
             permutation_type="samples",
             vectorized=True,
             n_resamples=RESAMPLES,
-            batch=BATCH,
+            batch=RESAMPLES_PER_BATCH,
             rng=np.random.default_rng(0),
         ).pvalue
     better, worse = int(np.sum(weighted > 0)), int(np.sum(weighted < 0))
@@ -70,19 +71,21 @@ def compare(first: PerQuery, second: PerQuery) -> Comparison:
 
 
 def compare_all(pairs: Sequence[Pair]) -> list[Comparison | None]:
-    """Compare every pair, p corrected by Holm over all; None where the two answered different queries."""
-    found = [
+    """Compare every pair and correct all p-values by Holm; None if a pair's queries differ."""
+    comparisons = [
         compare(first, second) if set(first.index) == set(second.index) else None
         for first, second in (pair.queries for pair in pairs)
     ]
-    corrected = iter(holm([one.p for one in found if one is not None]))
-    return [None if one is None else one._replace(p=next(corrected)) for one in found]
+    corrected = iter(correct_by_holm([test.p for test in comparisons if test is not None]))
+    return [None if test is None else test._replace(p=next(corrected)) for test in comparisons]
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for their number (Holm 1979): below 0.05 any of them is rarely a false alarm.
+def correct_by_holm(values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for the number of tests (Holm 1979).
 
-    >>> holm([0.01, 0.04, 0.03])
+    The probability that any corrected value is below 0.05 by chance is at most 0.05.
+
+    >>> correct_by_holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
     order = np.argsort(values, kind="stable")

@@ -1,8 +1,8 @@
-"""``python -m research.sweep``: the rows of a recipe, one after the other: fit, train a rival, evaluate.
+"""``python -m research.sweep``: fit and evaluate the rows of a recipe, one after the other.
 
-A row is a table of a TOML file: settings over the preset ``small``, a rival's kind, or an earlier row's model
-searched otherwise. All rows share the encoder and its features. A sweep that is run again goes on where it
-stopped: finished rows are skipped unless their settings have changed.
+A row is a table of a TOML file. It has settings that change the preset ``small``, a baseline, or
+other settings to search an earlier row's model. All rows share the encoder and its features. Run an
+interrupted sweep again to continue: finished rows are skipped unless their settings have changed.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ from research.evaluate import evaluate
 from research.settings import EvaluationConfig
 
 MODEL: Final = "model"
+"""Folder of the model in a row's folder."""
 EVALUATION: Final = "evaluation"
-"""Folders in a row's own."""
+"""Folder of the evaluation in a row's folder."""
 ROW_FILE: Final = "row.json"
-_SHARED: Final = (
+_SHARED_FOLDERS: Final = (
     "model/encoder",
     "model/features",
     "evaluation/candidates*/features",
     "evaluation/features-*",
 )
-"""In a row's folder, what depends on the encoder and the data only. Its readers check that it fits."""
+"""Parts of a row's folder that depend only on the encoder and the data; their readers check it."""
 
 Settings = dict[str, Any]
 
@@ -60,44 +61,45 @@ class Row:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str
-    """Name of its folder."""
+    """Name of the row's folder."""
     title: str = ""
-    """In tables; the name if it is left out."""
+    """Name in tables; default: the name."""
     table: str
-    """The table it stands in: systems, ablations, decoder, codes or beam."""
+    """Table of the row: systems, ablations, decoder, codes or beam."""
     seeds: tuple[int, ...] = (0,)
-    """The row is run once with each."""
+    """Seeds; the row is run once with each."""
     like: str = ""
-    """An earlier row, whose settings come before this row's own; it is compared with that one."""
+    """Earlier row whose settings this row changes, and with which it is compared."""
     fit: Settings | None = None
-    """Settings of `genius fit` over the preset small; the row has a model of its own."""
+    """Settings of `genius fit` that change the preset small; the row fits a model."""
     model: str = ""
-    """An earlier row whose model of the same seed is used, instead of fitting one."""
+    """Earlier row whose model of the same seed is used, instead of fitting one."""
     evaluate: Settings = field(default_factory=dict)
     """Settings of the evaluation."""
     baseline: Settings | None = None
-    """Settings of a rival that writes IDs (research.baselines.generative), trained on ``model``."""
+    """Settings of a baseline that writes IDs (research.baselines.generative), on ``model``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All rows; ``quick`` has settings that are laid over those of every row, for a run of minutes."""
+    """All rows of a sweep."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     row: tuple[Row, ...]
     quick: Settings = field(default_factory=dict)
+    """Settings that change those of every row, for a run of minutes."""
 
 
 def read_recipe(file: Path) -> Recipe:
-    """Read a recipe; rows that are like others get their settings.
+    """Read a recipe; a row that is like an earlier row gets the settings of that row.
 
     Raises
     ------
     BadData
         The file is not a recipe.
     UsageError
-        A row builds on one that does not come before it.
+        A row builds on a row that does not precede it.
     """
     try:
         recipe = TypeAdapter(Recipe).validate_python(
@@ -110,7 +112,7 @@ def read_recipe(file: Path) -> Recipe:
         for name in filter(None, (row.like, row.model)):
             if name not in rows:
                 raise UsageError(
-                    f"{file}: row {row.name!r} builds on {name!r}, which is no row before it"
+                    f"{file}: row {row.name!r} builds on {name!r}, which is not an earlier row"
                 )
         if row.like:
             base = rows[row.like]
@@ -123,30 +125,32 @@ def read_recipe(file: Path) -> Recipe:
     return replace(recipe, row=tuple(rows.values()))
 
 
-def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Settings:
-    """Lay nested settings over others.
+def merge(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings:
+    """Return nested settings with changes.
 
     >>> merge({"a": {"b": 1, "c": 2}}, {"a": {"b": 3}})
     {'a': {'b': 3, 'c': 2}}
     """
-    return {**under} | {
-        name: merge(under[name], value)
-        if isinstance(value, Mapping) and isinstance(under.get(name), Mapping)
-        else value
-        for name, value in over.items()
-    }
+    merged = dict(settings)
+    for name, value in changes.items():
+        before = settings.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            merged[name] = merge(before, value)
+        else:
+            merged[name] = value
+    return merged
 
 
-def settings_of(row: Row, seed: int, quick: Mapping[str, Any]) -> FitConfig:
+def fit_settings(row: Row, seed: int, quick: Mapping[str, Any]) -> FitConfig:
     """Return the settings of a row's model; all rows have the same encoder."""
-    seeded = {part: {"training": {"seed": seed}} for part in ("quantizer", "generator")}
-    given = merge(
-        merge(merge(to_json(preset("small")), row.fit or {}), quick.get("fit", {})), seeded
-    )
-    return from_json(FitConfig, given)
+    settings = to_json(preset("small"))
+    seeds = {part: {"training": {"seed": seed}} for part in ("quantizer", "generator")}
+    for changes in (row.fit or {}, quick.get("fit", {}), seeds):
+        settings = merge(settings, changes)
+    return from_json(FitConfig, settings)
 
 
-def make_row(
+def run_row(
     row: Row,
     seed: int,
     data: MBeir,
@@ -155,41 +159,49 @@ def make_row(
     quick: Mapping[str, Any],
     progress: Progress,
 ) -> None:
-    """Run one row: fit what it fits, and evaluate it into the folder ``evaluation``."""
+    """Fit the model of a row, if it has one, and evaluate into the row's folder."""
     folder = out / row.name / f"seed-{seed}"
-    model_folder = (out / row.model / f"seed-{seed}" if row.model else folder) / MODEL
-    place = model_folder.parent / EVALUATION
+    model_row = out / row.model / f"seed-{seed}" if row.model else folder
+    model_folder, feature_folder = model_row / MODEL, model_row / EVALUATION
     if row.fit is not None:
-        fit(data, encoder, model_folder, settings_of(row, seed, quick), progress=progress)
+        fit(data, encoder, model_folder, fit_settings(row, seed, quick), progress=progress)
     config = from_json(
         EvaluationConfig, {"seed": 0, **merge(row.evaluate, quick.get("evaluate", {}))}
     )
     model = Genius.open(model_folder)
     if row.baseline is None:
-        evaluate(data, model, config, folder / EVALUATION, evaluation=place, progress=progress)
+        evaluate(
+            data, model, config, folder / EVALUATION, evaluation=feature_folder, progress=progress
+        )
         return
-    rival = from_json(BaselineConfig, {**row.baseline, "seed": seed, **quick.get("baseline", {})})
+    settings = {**row.baseline, "seed": seed, **quick.get("baseline", {})}
     evaluate_baseline(
-        data, model, rival, config, folder / EVALUATION, evaluation=place, progress=progress
+        data,
+        model,
+        from_json(BaselineConfig, settings),
+        config,
+        folder / EVALUATION,
+        evaluation=feature_folder,
+        progress=progress,
     )
 
 
-def share(first: Path, folder: Path) -> None:
-    """Link what depends on the encoder and the data only from another row's folder."""
-    for pattern in _SHARED:
-        for place in first.glob(pattern):
-            target = folder / place.relative_to(first)
+def link_shared_folders(source: Path, folder: Path) -> None:
+    """Link encoder and features of a row's folder to another row's folder."""
+    for pattern in _SHARED_FOLDERS:
+        for shared in source.glob(pattern):
+            target = folder / shared.relative_to(source)
             if not target.exists():
                 # A folder that a killed sweep has half copied must not look like a finished one.
                 with new_folder(target) as partial:
-                    shutil.copytree(place, partial, copy_function=os.link, dirs_exist_ok=True)
+                    shutil.copytree(shared, partial, copy_function=os.link, dirs_exist_ok=True)
 
 
 @command
 class Sweep:
-    """Run every row of a recipe (ablations, rivals, beams, sizes, seeds); `research.report` shows them.
+    """Run every row of a recipe (ablations, baselines, beams, sizes, seeds) for `research.report`.
 
-    If interrupted, run it again to continue. Exit status 1 if a row failed.
+    If interrupted, run it again to continue. The exit status is 1 if a row failed.
     """
 
     recipe: Annotated[Path, tyro.conf.Positional]
@@ -208,53 +220,57 @@ class Sweep:
     """Rows to run, with the rows whose models they use."""
 
     skip: tuple[str, ...] = ()
-    """Rows to leave out, such as those that need missing pictures."""
+    """Rows to leave out, for example because pictures are missing."""
 
     quick: bool = False
     """Use the recipe's settings for a run of minutes, to check that everything works."""
 
     def run(self) -> int:
-        """Run the rows that are not done yet."""
+        """Run the rows that are not finished yet."""
         recipe, data = read_recipe(self.recipe), MBeir(self.data)
+        quick = recipe.quick if self.quick else {}
+        failures: list[str] = []
+        shared: Path | None = None
+        with TerminalProgress() as progress:
+            for number, row in self._choose_rows(recipe):
+                for seed in row.seeds[:1] if self.quick else row.seeds:
+                    folder = self.out / row.name / f"seed-{seed}"
+                    plan = [asdict(row), seed, quick, self.encoder, str(data.root.resolve())]
+                    record = {**asdict(row), "seed": seed, "plan": fingerprint_of(plan)}
+                    if shared is not None and row.fit is not None:
+                        link_shared_folders(shared, folder)
+                    if not _is_finished(folder / ROW_FILE, record["plan"]):
+                        progress.say(f"{row.name}, seed {seed}")
+                        began = time.monotonic()
+                        try:
+                            run_row(row, seed, data, self.encoder, self.out, quick, progress)
+                        except GeniusError as error:
+                            failures.append(f"{row.name}, seed {seed}: {error}")
+                            progress.say(failures[-1])
+                            continue
+                        seconds = round(time.monotonic() - began)
+                        write_json(
+                            folder / ROW_FILE, {**record, "place": number, "seconds": seconds}
+                        )
+                    shared = shared or folder
+            progress.say(f"failed: {'; '.join(failures) or 'none'}")
+        return 1 if failures else 0
+
+    def _choose_rows(self, recipe: Recipe) -> list[tuple[int, Row]]:
+        """Return the rows to run and their positions in the recipe."""
         names = [row.name for row in recipe.row]
         if unknown := {*self.only, *self.skip}.difference(names):
             raise UsageError(f"the recipe has no rows {', '.join(sorted(unknown))}")
         models = (row.model for row in recipe.row if row.name in self.only)
         needed = {*(self.only or names), *models}.difference(self.skip)
-        changes = recipe.quick if self.quick else {}
-        failed = []
-        first: Path | None = None
-        with TerminalProgress() as progress:
-            for row in (one for one in recipe.row if one.name in needed):
-                for seed in row.seeds[:1] if self.quick else row.seeds:
-                    folder = self.out / row.name / f"seed-{seed}"
-                    plan = fingerprint_of(
-                        [asdict(row), seed, changes, self.encoder, str(data.root.resolve())]
-                    )
-                    if first is not None and row.fit is not None:
-                        share(first, folder)
-                    done = folder / ROW_FILE
-                    if done.exists() and json.loads(done.read_text())["plan"] == plan:
-                        first = first or folder
-                        continue
-                    progress.say(f"{row.name}, seed {seed}")
-                    began = time.monotonic()
-                    try:
-                        make_row(row, seed, data, self.encoder, self.out, changes, progress)
-                    except GeniusError as error:
-                        failed.append(f"{row.name}, seed {seed}: {error}")
-                        progress.say(failed[-1])
-                        continue
-                    first = first or folder
-                    record = {
-                        **asdict(row),
-                        "seed": seed,
-                        "plan": plan,
-                        "place": names.index(row.name),
-                    }
-                    write_json(done, {**record, "seconds": round(time.monotonic() - began)})
-            progress.say(f"failed: {'; '.join(failed) or 'none'}")
-        return 1 if failed else 0
+        return [(number, row) for number, row in enumerate(recipe.row) if row.name in needed]
+
+
+def _is_finished(row_file: Path, plan: str) -> bool:
+    """Return whether a row was run with the same plan."""
+    if not row_file.exists():
+        return False
+    return bool(json.loads(row_file.read_text(encoding="utf-8"))["plan"] == plan)
 
 
 main = partial(run, Sweep, "sweep")

@@ -27,12 +27,13 @@ Cell: TypeAlias = str | int | float | Estimate | None
 
 
 def format_cell(cell: Any, decimals: int | None) -> str:  # noqa: PLR0911  one type, one return
-    """Return a cell as people read it: ``86.3 ± 0.4``, ``1,200``, ``–``.
+    """Return a cell as text: ``86.3 ± 0.4``, ``1,200``, ``–``.
 
     Parameters
     ----------
     decimals
-        Of numbers that are not counts. None: three significant digits, at most four decimals.
+        decimals of numbers that are not counts; None: three significant digits, at most four
+        decimals.
     """
     match cell:
         case str():
@@ -58,7 +59,7 @@ class Table:
     """Lines of cells under headings."""
 
     name: str
-    """Name of its files."""
+    """Name of the table's files."""
     title: str
     note: str = ""
     """Explanation for the reader."""
@@ -72,40 +73,44 @@ class Table:
     """Line and column of the cells that Markdown sets in bold."""
 
     def cells(self) -> list[list[str]]:
-        """Return every cell as people read it."""
+        """Return every cell as text."""
         return [[format_cell(cell, self.decimals) for cell in line] for line in self.lines]
 
     def text(self, width: int) -> str:
-        """Return title, table and note for a terminal, with as many columns as have room."""
+        """Return title, table and note for a terminal, with the columns that fit in its width."""
         for count in range(len(self.headings), self.text_columns, -1):
             lines = [line[:count] for line in self.lines]
-            table = replace(self, headings=self.headings[:count], lines=lines).plain("simple")
+            table = replace(self, headings=self.headings[:count], lines=lines).format_lines(
+                "simple"
+            )
             if table.find("\n") <= width:
                 break
         return f"{self.title}\n{table}\n{self.note}\n"
 
     def markdown(self) -> str:
         """Return title, note and table."""
-        table = self.plain("pipe", lambda text: text.replace("|", "\\|"), bold="**{}**")
+        table = self.format_lines("pipe", lambda text: text.replace("|", "\\|"), bold="**{}**")
         return "\n\n".join(part for part in (f"## {self.title}", self.note, table) if part)
 
     def csv(self) -> str:
-        """Return unrounded numbers; an estimate takes one more column where its spread is known."""
+        """Return unrounded numbers; a column "HEADING sd" has the standard deviations, if any."""
         columns = []
         values_by_column = list(zip(*self.lines, strict=True)) or [()] * len(self.headings)
         for heading, values in zip(self.headings, values_by_column, strict=True):
-            plain = [cell.value if isinstance(cell, Estimate) else cell for cell in values]
-            columns.append(pd.Series(plain, name=heading, dtype=object))
-            spreads = [cell.sd if isinstance(cell, Estimate) else None for cell in values]
-            if any(spread is not None for spread in spreads):
-                columns.append(pd.Series(spreads, name=f"{heading} sd", dtype=object))
+            numbers = [cell.value if isinstance(cell, Estimate) else cell for cell in values]
+            columns.append(pd.Series(numbers, name=heading, dtype=object))
+            deviations = [cell.sd if isinstance(cell, Estimate) else None for cell in values]
+            if any(deviation is not None for deviation in deviations):
+                columns.append(pd.Series(deviations, name=f"{heading} sd", dtype=object))
         text: str = pd.concat(columns, axis=1).to_csv(index=False, lineterminator="\n")
         return text
 
-    def plain(self, layout: str, escape: Callable[[str], str] = str, bold: str = "{}") -> str:
-        """Return the cells in one of tabulate's layouts; ``bold`` is the form of cells in bold."""
-        numbers = len(self.headings) - self.text_columns
-        align = ["left"] * self.text_columns + ["right"] * numbers if self.lines else []
+    def format_lines(
+        self, layout: str, escape: Callable[[str], str] = str, bold: str = "{}"
+    ) -> str:
+        """Return the cells in one of tabulate's layouts; ``bold`` is the format of bold cells."""
+        number_columns = len(self.headings) - self.text_columns
+        alignment = ["left"] * self.text_columns + ["right"] * number_columns
         lines = [
             [
                 (bold if (row, column) in self.bold else "{}").format(escape(cell))
@@ -113,26 +118,26 @@ class Table:
             ]
             for row, line in enumerate(self.cells())
         ]
-        headings = [escape(heading) for heading in self.headings]
-        colalign = align if lines else None
-        return str(
-            tabulate(lines, headings, tablefmt=layout, disable_numparse=True, colalign=colalign)
+        text = tabulate(
+            lines,
+            [escape(heading) for heading in self.headings],
+            tablefmt=layout,
+            disable_numparse=True,
+            colalign=alignment if lines else None,
         )
+        return str(text)
 
 
 def find_best(
     lines: Sequence[Sequence[Cell]], columns: Sequence[int]
 ) -> frozenset[tuple[int, int]]:
-    """Return line and column of the highest numbers of columns; they are compared by one decimal, as printed.
+    """Return line and column of the highest numbers of columns; only one decimal is compared.
 
     >>> sorted(find_best([("a", 1.0), ("b", 2.04), ("c", 2.0)], [1]))
     [(1, 1), (2, 1)]
     """
     cells = pd.DataFrame(list(lines))[list(columns)]
-    values = (
-        cells.map(lambda cell: cell.value if isinstance(cell, Estimate) else cell)
-        .astype(float)
-        .round(1)
-    )
-    best = np.argwhere(values.eq(values.max()))
-    return frozenset((row, columns[place]) for row, place in best.tolist())
+    numbers = cells.map(lambda cell: cell.value if isinstance(cell, Estimate) else cell)
+    rounded = numbers.astype(float).round(1)
+    best = np.argwhere(rounded.eq(rounded.max()))
+    return frozenset((line, columns[position]) for line, position in best.tolist())

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from research.results import ResultRow, averages, published_tables, to_json
+from research.results import ResultRow, average_rows, published_tables, to_json
 
 ROW = ResultRow(
     name="catalogue_task0",
@@ -60,7 +60,7 @@ def test_published_numbers_stand_beside_ours():
 
 def test_averages_weigh_every_task_the_same():
     rows = [ROW, GENERATIVE, replace(other_task(ROW, 0.4), queries=5), other_task(GENERATIVE, 0.3)]
-    exact, generative = averages(rows)
+    exact, generative = average_rows(rows)
     assert (exact.method, exact.dataset, exact.score) == (
         "exact-fused",
         "2 tasks",

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from research.statistics import compare, holm
+from research.statistics import compare, correct_by_holm
 
 
 def queries(values) -> pd.Series:
@@ -33,7 +33,7 @@ def test_two_systems_that_agree_are_not_different_and_one_query_proves_nothing()
 
 @given(st.lists(st.floats(0, 1), max_size=20))
 def test_holm_keeps_the_order_and_lowers_nothing(values):
-    adjusted = holm(values)
+    adjusted = correct_by_holm(values)
     assert all(a >= p and a <= 1 for a, p in zip(adjusted, values, strict=True))
     order = np.argsort(values, kind="stable")
     assert list(np.array(adjusted)[order]) == sorted(adjusted)

@@ -8,7 +8,8 @@ import pytest
 
 from genius_search.errors import BadData, UsageError
 from research.report import main as report
-from research.sweep import main, read_recipe, settings_of, share
+from research.report import report_runs
+from research.sweep import fit_settings, link_shared_folders, main, read_recipe
 
 ROOT = Path(__file__).parents[2]
 RECIPE = """
@@ -60,10 +61,10 @@ def test_settings_of_every_row_of_the_papers_recipe_exist():
     assert {"grace-structured", "irgen", "dsi", "nci"} < set(rows)
     assert {"no-contrastive", "beam-10", "codes-64x6"} < set(rows)
     for row in recipe.row:
-        config = settings_of(row, 2, recipe.quick)
+        config = fit_settings(row, 2, recipe.quick)
         assert config.quantizer.training.seed == config.generator.training.seed == 2
-    assert settings_of(rows["codes-64x6"], 0, {}).quantizer.codebook_size == 64
-    assert settings_of(rows["codes-64x6"], 0, {}).quantizer.levels == 6  # of the row in `like`
+    assert fit_settings(rows["codes-64x6"], 0, {}).quantizer.codebook_size == 64
+    assert fit_settings(rows["codes-64x6"], 0, {}).quantizer.levels == 6  # of the row in `like`
 
 
 @pytest.mark.parametrize(
@@ -124,11 +125,21 @@ def test_a_shared_folder_whose_copy_is_incomplete_is_copied_again(tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr("os.link", link)
         with pytest.raises(KeyboardInterrupt):
-            share(first, folder)
+            link_shared_folders(first, folder)
     shared = folder / features.relative_to(first)
     assert not shared.exists()
-    share(first, folder)
+    link_shared_folders(first, folder)
     assert {file.name for file in shared.iterdir()} == {"a.npy", "manifest.json"}
+
+
+def test_two_runs_of_the_same_name_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "run.trec").write_text("q0 Q0 d0 1 1.0 run\n")
+    (tmp_path / "qrels.txt").write_text("q0 0 d0 1\n")
+    runs = [tmp_path / "a" / "run.trec", tmp_path / "b" / "run.trec"]
+    with pytest.raises(UsageError, match="two runs have the name run"):
+        report_runs(runs, tmp_path / "qrels.txt")
 
 
 def test_runs_of_other_systems_are_reported_with_tests(tmp_path):
