@@ -72,7 +72,7 @@ def test_pytrec_eval_measures_the_written_files_as_we_measure_the_run(
     ("line", "problem"),
     [
         ("9:1 Q0 9:8 2 0.5", "expected TREC's 6 columns"),
-        ("9:1 Q0 9:8 2 0.5 exact 0 0", "no run: .* saw 8"),
+        ("9:1 Q0 9:8 2 0.5 exact 0 0", "not a run: .* saw 8"),
         ("9:1 Q0 9:7 2 0.5 exact", "9:7 .* twice"),
         ("9:1 Q0 9:8 2 high exact", "9:8 .* not a finite number"),
         ("9:1 Q0 9:8 2 nan exact", "9:8 .* not a finite number"),
