@@ -1,10 +1,10 @@
-"""What share of exact search's first hits clusters find, beside one index with the same model.
+"""Measure the share of exact search's first hits that clusters, and a single index, find.
 
     python benchmarks/cluster.py flickr8k [SHARDS ...]
 
-The data are in M-BEIR's layout, with features of texts in ``features/text_features.npy``. The index and the
-clusters have the same codebooks, fitted to all items, and all search with their own usual settings. Exact
-search compares the queries with the features of all items.
+The data set is in M-BEIR's layout, with features of texts in ``features/text_features.npy``. The
+index and the clusters have the same codebooks, fitted to all items, and search with their default
+settings. Exact search compares the queries with the features of all items.
 """
 
 from __future__ import annotations
@@ -37,64 +37,78 @@ def read_arguments() -> argparse.Namespace:
 
 
 def open_model(folder: Path) -> Genius:
-    """Open a model whose queries are looked up by their text, which is the id of a query."""
+    """Open a model that encodes the id of a query as the query's features."""
     model = Genius.open(folder)
-    look_up = model.encoder.text_features
-    model.encoder.text_features = lambda texts: look_up(
-        [one._replace(key=ItemKey("query", one.text.rstrip("."))) for one in texts]
-    )
+    encode = model.encoder.text_features
+
+    def encode_ids(texts):
+        return encode(
+            [text._replace(key=ItemKey("query", text.text.rstrip("."))) for text in texts]
+        )
+
+    model.encoder.text_features = encode_ids
     return model
 
 
-def measure(name: str, search, qids: list[str], truth: np.ndarray) -> None:
-    """Print recall, and the CPU time of all threads of this process for a query, alone and in batches."""
+def feature_row(item_id: str) -> int:
+    """Return the row of an item's or a query's features."""
+    return int(item_id.partition(":")[2]) - 1
+
+
+def measure(name: str, search, qids: list[str], exact_hits: np.ndarray) -> None:
+    """Print the share of exact search's hits, and CPU time of a query, alone and in batches.
+
+    The CPU time is that of all threads of this process.
+    """
     requests = [SearchRequest(text=qid, modality="text", hybrid=False, k=K) for qid in qids]
-    hits = [
-        one
-        for start in range(0, len(requests), BATCH)
-        for one in search(requests[start : start + BATCH])
-    ]
-    found = [{int(hit.id.partition(":")[2]) - 1 for hit in one} for one in hits]
-    recall = np.mean(
-        [len(own & set(known)) / K for own, known in zip(found, truth.tolist(), strict=True)]
-    )
+    shares = []
+    for start in range(0, len(requests), BATCH):
+        batch = slice(start, start + BATCH)
+        for hits, rows in zip(search(requests[batch]), exact_hits[batch].tolist(), strict=True):
+            shares.append(len({feature_row(hit.id) for hit in hits} & set(rows)) / K)
     times = []
+    num_timed = len(requests) // BATCH * BATCH
     for size in (1, BATCH):
         began = time.process_time()
-        for start in range(0, len(requests) // BATCH * BATCH, size):
+        for start in range(0, num_timed, size):
             search(requests[start : start + size])
-        times.append((time.process_time() - began) * 1000 / (len(requests) // BATCH * BATCH))
-    print(f"| {name} | {recall:.4f} | {times[0]:.2f} | {times[1]:.2f} |", flush=True)
+        times.append((time.process_time() - began) * 1000 / num_timed)
+    print(f"| {name} | {np.mean(shares):.4f} | {times[0]:.2f} | {times[1]:.2f} |", flush=True)
 
 
 def main() -> None:
     """Print a table."""
-    given = read_arguments()
-    data = MBeir(given.data)
+    arguments = read_arguments()
+    data = MBeir(arguments.data)
     (pool,) = data.global_pool("test")
-    features = np.load(given.data / "features" / "text_features.npy").astype(np.float32)
-    encoder = f"precomputed:{given.data / 'features' / 'text_features.npy'}"
-    rows = np.array([int(one.did.partition(":")[2]) - 1 for one in read_pool([pool])])
+    feature_file = arguments.data / "features" / "text_features.npy"
+    features = np.load(feature_file).astype(np.float32)
+    rows = np.array([feature_row(candidate.did) for candidate in read_pool([pool])])
     qids = [query.qid for row in data.rows("test") for query in read_queries(row.queries)]
-    queries = features[[int(qid.partition(":")[2]) - 1 for qid in qids]]
-    truth = rows[np.argsort(-(queries @ features[rows].T), axis=1, kind="stable")[:, :K]]
-    print(
-        "| | share of exact search's first ten | CPU-ms a query, alone | in batches |\n|---|---|---|---|"
-    )
-    with tempfile.TemporaryDirectory() as scratch:
-        single = Index.create(f"{scratch}/index", pool, encoder=encoder)
-        model = open_model(single.model.folder)
-        single = Index.open(f"{scratch}/index", model=model)
-        bits = current_state(single).snapshot.manifest.embedding_bits
-        measure("one index", single.search, qids, truth)
-        for shards in given.shards:
-            folder = Path(scratch) / str(shards)
+    queries = features[[feature_row(qid) for qid in qids]]
+    cosines = queries @ features[rows].T
+    exact_hits = rows[np.argsort(-cosines, axis=1, kind="stable")[:, :K]]
+    print("| | share of exact search's first ten | CPU-ms a query, alone | in batches |")
+    print("|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as temporary:
+        index_folder = Path(temporary) / "index"
+        created = Index.create(index_folder, pool, encoder=f"precomputed:{feature_file}")
+        model = open_model(created.model.folder)
+        index = Index.open(index_folder, model=model)
+        bits = current_state(index).snapshot.manifest.embedding_bits
+        measure("one index", index.search, qids, exact_hits)
+        for num_shards in arguments.shards:
+            folder = Path(temporary) / str(num_shards)
             settings = Settings(
-                str(pool), str(model.folder), shards=shards, embeddings="fused", embedding_bits=bits
+                str(pool),
+                str(model.folder),
+                shards=num_shards,
+                embeddings="fused",
+                embedding_bits=bits,
             )
             build_cluster(folder, settings)
-            opened = [Shard(shard_folder(folder, number), model).begin for number in range(shards)]
-            measure(f"{shards} shards", Searcher(opened).search, qids, truth)
+            shards = [Shard(shard_folder(folder, n), model).begin for n in range(num_shards)]
+            measure(f"{num_shards} shards", Searcher(shards).search, qids, exact_hits)
 
 
 if __name__ == "__main__":

@@ -54,12 +54,12 @@ KILLS = 6
 class Question:
     """A question in words."""
 
-    kind: str
+    subject: str
     text: str
     answers: frozenset[str]
     """Names of the files that answer it."""
     second: float | None = None
-    """For a moment of a video, its second."""
+    """Second of the moment of a video."""
 
 
 NOTES = {
@@ -68,21 +68,25 @@ NOTES = {
         "let it rise overnight in the fridge."
     ),
     "bicycle.txt": (
-        "The rear derailleur of the bicycle skips in the smallest gear. Turn the barrel adjuster "
-        "half a turn, then check the chain for wear."
+        "The rear derailleur of the bicycle skips in the smallest gear. Turn the barrel "
+        "adjuster half a turn, then check the chain for wear."
     ),
     "tomatoes.org": (
-        "#+TITLE: Balcony\n\n* Tomatoes\nPlant the tomatoes after the last frost, and water them in "
-        "the morning, never on the leaves."
+        "#+TITLE: Balcony\n\n* Tomatoes\nPlant the tomatoes after the last frost, and water them "
+        "in the morning, never on the leaves."
     ),
     "moving.md": (
-        "---\ntitle: Moving house\ndate: 2023-09-30\ntags: [flat, boxes]\n---\n\nThe landlord wants "
-        "the keys by noon. Label every box with the room, and photograph the electricity meter."
+        "---\ntitle: Moving house\ndate: 2023-09-30\ntags: [flat, boxes]\n---\n\nThe landlord "
+        "wants the keys by noon. Label every box with the room, and photograph the electricity "
+        "meter."
     ),
     "insulin.rst": (
-        "Diabetes\n========\n\nThe doctor changed the insulin dose to twelve units before breakfast."
+        "Diabetes\n========\n\nThe doctor changed the insulin dose to twelve units before "
+        "breakfast."
     ),
-    "chess.txt": "In the Sicilian Defence, black answers the king's pawn with the pawn of the bishop.",
+    "chess.txt": (
+        "In the Sicilian Defence, black answers the king's pawn with the pawn of the bishop."
+    ),
     "volcano.html": (
         "<html><head><title>Iceland</title></head><body><nav>Home Contact</nav><p>We hiked to the "
         "volcano at night and watched the lava run down into the valley.</p></body></html>"
@@ -91,7 +95,9 @@ NOTES = {
     "tax.txt": "Send the tax return with the receipts for the desk and the train tickets by July.",
     "piano.txt": "The piano tuner comes on Thursday; the lowest string of the left pedal buzzes.",
     "README": "Notes of the household. Each file is one subject.",
-    "backup.py": "def copy_photos(source, target):\n    '''Copy new photos to the external disk.'''\n",
+    "backup.py": (
+        "def copy_photos(source, target):\n    '''Copy new photos to the external disk.'''\n"
+    ),
 }
 """Names of notes -> their contents."""
 FILLER_SUBJECTS = [
@@ -186,13 +192,13 @@ def draw_screens(folder: Path) -> None:
         image.save(folder / name)
 
 
-def photo_tags(time_taken: str, place: tuple[float, float] | None) -> Image.Exif:
-    """Return EXIF data with the time and the place of a photo."""
+def make_exif(time_taken: str, coordinates: tuple[float, float] | None) -> Image.Exif:
+    """Return EXIF data with the time of a photo and its latitude and longitude."""
     exif = Image.Exif()
     exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = time_taken
-    if place is not None:
+    if coordinates is not None:
         gps = exif.get_ifd(ExifTags.IFD.GPSInfo)
-        latitude, longitude = place
+        latitude, longitude = coordinates
         gps[ExifTags.GPS.GPSLatitudeRef] = "N" if latitude >= 0 else "S"
         gps[ExifTags.GPS.GPSLatitude] = (abs(latitude), 0.0, 0.0)
         gps[ExifTags.GPS.GPSLongitudeRef] = "E" if longitude >= 0 else "W"
@@ -206,8 +212,8 @@ def draw_photos(folder: Path) -> None:
     for number, (name, time_taken) in enumerate(TIMES.items()):
         image = Image.effect_mandelbrot((480, 360), (-2 + number / 9, -1, 1, 1), 40)
         image = image.convert("RGB")
-        image.save(folder / name, exif=photo_tags(time_taken, PLACES.get(name)))
-    header = photo_tags("2020:05:09 09:00:00", None)
+        image.save(folder / name, exif=make_exif(time_taken, PLACES.get(name)))
+    header = make_exif("2020:05:09 09:00:00", None)
     header.endian = "<"
     for number in range(3):
         file = io.BytesIO()
@@ -222,7 +228,9 @@ def draw_video(folder: Path) -> dict[str, float]:
     """Draw a video with subtitles; return the second at which each scene begins."""
     size = (320, 240)
     video = cv2.VideoWriter(str(folder / "summer.mp4"), cv2.VideoWriter_fourcc(*"mp4v"), 10.0, size)
-    starts, cues, second = {}, [], 0.0
+    starts: dict[str, float] = {}
+    cues = []
+    second = 0.0
     for number, (scene, length) in enumerate(SCENES):
         starts[scene] = second
         for frame_number in range(length * 10):
@@ -276,11 +284,11 @@ def draw_folder(photos: Path, folder: Path) -> list[Question]:
 
 def list_questions(captions: list[tuple[str, str]], starts: dict[str, float]) -> list[Question]:
     """Return 40 questions."""
-    asked = [
+    cases = [
         ("photo", caption, [name, f"copy of {name}"])
         for name, caption in random.Random(2).sample(captions, 8)
     ]
-    asked += [
+    cases += [
         ("screen", "boarding pass gate B42", ["screen-01.png"]),
         ("screen", "invoice total due", ["screen-02.png"]),
         ("screen", "marmalade-77-otter", ["screen-03.png"]),
@@ -311,7 +319,7 @@ def list_questions(captions: list[tuple[str, str]], starts: dict[str, float]) ->
         ("text", "end of the garden lease", ["allotment.docx"]),
         ("text", "course about boats and knots", ["sailing.pdf"]),
     ]
-    questions = [Question(kind, text, frozenset(answers)) for kind, text, answers in asked]
+    questions = [Question(subject, text, frozenset(answers)) for subject, text, answers in cases]
     moments = [
         ("mountain", "view of the glacier"),
         ("kitchen", "grandmother makes dumplings"),
@@ -381,11 +389,11 @@ def main() -> None:
     for question in questions:
         rank = rank_of(question, lambda text: index.search(text, k=10))
         is_right = rank is not None and rank <= MAX_RANK
-        right[question.kind] += is_right
-        print(f"{rank or '-':>3}  {question.kind:8}  {question.text}")
-    asked = Counter(question.kind for question in questions)
-    for kind, count in asked.items():
-        print(f"{kind:8}  {right[kind]} of {count}")
+        right[question.subject] += is_right
+        print(f"{rank or '-':>3}  {question.subject:8}  {question.text}")
+    counts = Counter(question.subject for question in questions)
+    for subject, count in counts.items():
+        print(f"{subject:8}  {right[subject]} of {count}")
     print(f"{sum(right.values())} of {len(questions)} questions answered in the first {MAX_RANK}")
 
 

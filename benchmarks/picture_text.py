@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/picture_text.py PHOTOS --out FOLDER
 
-PHOTOS is a folder with ``images/*.jpg``: half of the pictures have a photo behind their lines. A
+PHOTOS is a folder with ``images/*.jpg``, which are the background of half of the pictures. A
 picture of 1280 x 720 has five lines, in one of three fonts and two sizes each. Prints the share of
 lines that are found as a phrase in their picture, the share whose first hit has the line, and the
 CPU-seconds of a picture. Needs the extras ocr and words, and matplotlib for its fonts.
@@ -144,7 +144,7 @@ def main() -> None:
     start = time.process_time()
     index.read_pictures()
     seconds = (time.process_time() - start) / len(pictures)
-    num_phrases, num_first, num_lines = 0, 0, 0
+    num_phrases = num_first = num_lines = 0
     for name, lines in pictures.items():
         for line in lines:
             num_lines += 1

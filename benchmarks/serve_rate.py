@@ -1,14 +1,15 @@
-"""Searches a CPU-second: what the service costs when clients keep their connections open.
+"""Measure the searches per CPU-second of the service when clients keep their connections open.
 
 Usage: python benchmarks/serve_rate.py INDEX QUERIES [--clients 16] [--seconds 10] [--writes 500]
        [--kinds text vector] [-- flags of genius serve]
 
-Starts `genius serve` on a copy of INDEX, and sends the lines of QUERIES, a text file, as texts and as vectors of the
-index's encoder. Each client sends one search after the other and waits for its hits. The CPU time is that of the
-server and its workers, so other programs on the machine disturb it little; the times of answers include waiting for a
-core. With --writes, that many items a second are added as well, ten in a request, and the slowest answers are
-compared with those of a quiet service. The second table is the CPU time of `Index.search`, hits read, without a
-server. Prints tables in Markdown.
+Starts `genius serve` on a copy of INDEX, and sends the lines of QUERIES, a text file, as texts and
+as vectors of the index's encoder. Each client sends one search after the other and waits for the
+hits. The CPU time is that of the server and its workers, so other programs have little effect on
+it; the times of answers include waiting for a core. With --writes, items are also added at this
+rate per second, ten in a request; a table without writes is printed before, for comparison. The
+last table is the CPU time of `Index.search` without a server, with all hits read. Prints tables in
+Markdown.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from serve import cpu_seconds, percentile, processes, serving
+from serve import cpu_seconds, percentile, process_tree, serving
 
 from genius_search import Index
 
@@ -31,7 +32,7 @@ ITEMS_PER_WRITE = 10
 
 
 class Answers(NamedTuple):
-    """The times of answers in seconds, and the number of connections that were opened."""
+    """Seconds of each answer, and the number of connections that were opened."""
 
     seconds: list[float]
     connections: int
@@ -74,7 +75,7 @@ class Client:
 async def send(
     address: str, bodies: list[bytes], clients: int, seconds: float, path: str = "/v1/search"
 ) -> Answers:
-    """Send searches from several clients for some seconds, or until this is cancelled."""
+    """Send searches from several clients at once, for some time or until this is cancelled."""
     times: list[float] = []
     number = 0
     until = time.monotonic() + seconds
@@ -87,14 +88,14 @@ async def send(
             times.append(time.monotonic() - began)
         client.close()
 
-    everyone = [Client(address) for _ in range(clients)]
+    all_clients = [Client(address) for _ in range(clients)]
     with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*map(run, everyone))
-    return Answers(times, sum(client.connections for client in everyone))
+        await asyncio.gather(*map(run, all_clients))
+    return Answers(times, sum(client.connections for client in all_clients))
 
 
 async def write(address: str, items_per_second: int, written: list[int]) -> None:
-    """Add items at a rate, as far as the service keeps up, until this is cancelled."""
+    """Add items at a rate until this is cancelled; append the size of each request to a list."""
     client = Client(address)
     began = time.monotonic()
     for number in itertools.count():
@@ -110,7 +111,7 @@ async def write(address: str, items_per_second: int, written: list[int]) -> None
 async def send_while_writing(
     address: str, bodies: list[bytes], arguments: argparse.Namespace, written: list[int]
 ) -> Answers:
-    """Send searches as :func:`send` does, while items are added if arguments say so."""
+    """Send searches; add items meanwhile if ``arguments.writes`` is positive."""
     writer = None
     if arguments.writes:
         writer = asyncio.create_task(write(address, arguments.writes, written))
@@ -127,24 +128,25 @@ def measure_served(
     """Return a row of the table for each kind of search."""
     rows: list[dict[str, object]] = []
     with serving(index, *arguments.flags) as server:
-        for kind, sent in bodies.items():
+        for query_type, sent in bodies.items():
             asyncio.run(send(server.address, sent, arguments.clients, WARM_UP_SECONDS))
-            pids = processes(server.process.pid)
-            began, cpu = time.monotonic(), sum(map(cpu_seconds, pids))
+            pids = process_tree(server.process.pid)
+            began, cpu_began = time.monotonic(), sum(map(cpu_seconds, pids))
             written: list[int] = []
             answers = asyncio.run(send_while_writing(server.address, sent, arguments, written))
-            cpu = sum(map(cpu_seconds, pids)) - cpu
+            cpu = sum(map(cpu_seconds, pids)) - cpu_began
+            seconds = time.monotonic() - began
             count = len(answers.seconds)
             rows.append(
                 {
-                    "kind": kind,
+                    "kind": query_type,
                     "searches": count,
                     "searches/CPU-s": f"{count / cpu:.0f}",
-                    "searches/s": f"{count / (time.monotonic() - began):.0f}",
+                    "searches/s": f"{count / seconds:.0f}",
                     "p50 ms": f"{percentile(answers.seconds, 50):.1f}",
                     "p99 ms": f"{percentile(answers.seconds, 99):.1f}",
                     "connections": answers.connections,
-                    "writes/s": f"{sum(written) / (time.monotonic() - began):.0f}",
+                    "writes/s": f"{sum(written) / seconds:.0f}",
                 }
             )
     return rows
@@ -155,15 +157,15 @@ def measure_alone(
 ) -> list[dict[str, object]]:
     """Return the CPU time of `Index.search` for each kind of search, in this process."""
     rows: list[dict[str, object]] = []
-    for kind, options in queries.items():
+    for query_type, options in queries.items():
         index.search(**options[0])  # type: ignore[call-overload]
-        count, cpu = 0, time.process_time()
-        while time.process_time() - cpu < seconds:
+        count, began = 0, time.process_time()
+        while time.process_time() - began < seconds:
             hits = index.search(**options[count % len(options)])  # type: ignore[call-overload]
             _ = hits[0].text  # reads all hits
             count += 1
-        cpu = time.process_time() - cpu
-        rows.append({"Index.search": kind, "searches/CPU-s": f"{count / cpu:.0f}"})
+        cpu = time.process_time() - began
+        rows.append({"Index.search": query_type, "searches/CPU-s": f"{count / cpu:.0f}"})
     return rows
 
 
@@ -193,19 +195,24 @@ def main() -> int:
         "vector": [{"vector": vector, "k": arguments.k} for vector in vectors],
     }
     bodies = {
-        "text": [json.dumps({"text": text, "k": arguments.k}).encode() for text in texts],
+        "text": [encode_body(text=text, k=arguments.k) for text in texts],
         "vector": [
-            json.dumps({"vector": [round(float(x), 6) for x in row], "k": arguments.k}).encode()
-            for row in vectors
+            encode_body(vector=[round(float(x), 6) for x in vector], k=arguments.k)
+            for vector in vectors
         ],
     }
-    chosen = {kind: bodies[kind] for kind in arguments.kinds}
+    chosen_bodies = {name: bodies[name] for name in arguments.kinds}
+    chosen_queries = {name: queries[name] for name in arguments.kinds}
     if arguments.writes:
         quiet = argparse.Namespace(**{**vars(arguments), "writes": 0})
-        print_table(measure_served(arguments.index, chosen, quiet))
-    print_table(measure_served(arguments.index, chosen, arguments))
-    print_table(measure_alone(index, {kind: queries[kind] for kind in chosen}, 3.0))
+        print_table(measure_served(arguments.index, chosen_bodies, quiet))
+    print_table(measure_served(arguments.index, chosen_bodies, arguments))
+    print_table(measure_alone(index, chosen_queries, 3.0))
     return 0
+
+
+def encode_body(**query: object) -> bytes:
+    return json.dumps(query).encode()
 
 
 if __name__ == "__main__":

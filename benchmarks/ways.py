@@ -2,9 +2,9 @@
 
 Usage: python benchmarks/ways.py [--photos FOLDER] [--encoder SPEC] [--list]
 
-The ways are a warm search by text and one by vector, a folder of texts and pictures into an index
-(`Index.create`), and `fit` with the preset `tiny` on a drawn catalogue. `--photos` adds the first
-pictures of a folder to those that are drawn. For each way, the script prints
+The ways are a warm search by text, another one by vector, a folder of texts and pictures into an
+index (`Index.create`), and `fit` with the preset `tiny` on a drawn catalogue. `--photos` replaces
+drawn pictures by the first pictures of a folder. For each way, the script prints
 
 - files: files of the package with a function that is called;
 - functions: distinct functions that are called; calls: how often;
@@ -66,7 +66,7 @@ WORDS = [
 
 
 class Trace:
-    """Files of the package that are entered, its functions that are called, and its types."""
+    """Files of the package that are entered, functions that are called, and types that are used."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -90,19 +90,19 @@ class Trace:
                 self.changes += 1
         if code.co_name in CONSTRUCTORS and code.co_argcount:
             first = frame.f_locals[code.co_varnames[0]]
-            self._wear(first if isinstance(first, type) else type(first))
+            self._add_type(first if isinstance(first, type) else type(first))
 
-    def wear_result(self, result: Any) -> None:
-        """Count the type of a result, and those of its elements, which no Python code constructs."""
-        self._wear(type(result))
+    def add_result(self, result: Any) -> None:
+        """Add the types of a result and its elements, which no Python code constructs."""
+        self._add_type(type(result))
         for element in result if isinstance(result, list) else ():
-            self._wear(type(element))
+            self._add_type(type(element))
 
-    def _wear(self, worn: type) -> None:
-        if hasattr(worn, "__enter__"):
+    def _add_type(self, used: type) -> None:
+        if hasattr(used, "__enter__"):
             return
-        if worn.__module__.startswith(f"{genius_search.__name__}."):
-            self.types.add(worn.__qualname__)
+        if used.__module__.startswith(f"{genius_search.__name__}."):
+            self.types.add(used.__qualname__)
 
     def row(self, name: str) -> str:
         """Return a line of the printed table."""
@@ -112,7 +112,7 @@ class Trace:
 
 @contextlib.contextmanager
 def traced() -> Iterator[Trace]:
-    """Trace the calls of this thread and of those that it starts."""
+    """Trace the calls of this thread and of threads that it starts."""
     trace = Trace()
     threading.setprofile(trace)
     sys.setprofile(trace)
@@ -129,7 +129,7 @@ def trace_search(index: Index, **query: Any) -> Trace:
         index.search(**query)
     with traced() as trace:
         hits = index.search(**query)
-    trace.wear_result(hits)
+    trace.add_result(hits)
     return trace
 
 

@@ -31,6 +31,11 @@ PATTERNS = (
     r"\bthose that\b|\bthe same in\b|\b(?:are|is) there\b",
     r"\bits own\b|\btheir own\b|\bof one's own\b",
 )
+DATA = {
+    "Show me a picture of what is described here.",
+    "The keys of the cabin hang behind the blue shutter. Bring firewood.",
+}
+"""Texts of data sets, whose published results would change with them."""
 
 
 def read(path: Path) -> ast.Module:
@@ -63,7 +68,9 @@ def sentences(path: Path) -> Iterator[tuple[int, str]]:
 def bad_sentences(path: Path) -> Iterator[str]:
     for line, text in sentences(path):
         plain = " ".join(text.split())
-        for match in re.finditer("|".join(PATTERNS), plain if plain.count(" ") > 2 else ""):
+        if plain.count(" ") <= 2 or plain in DATA:
+            continue
+        for match in re.finditer("|".join(PATTERNS), plain):
             context = plain[max(match.start() - 30, 0) : match.end() + 30]
             yield f"{path}:{line}: {match.group()}: …{context}…"
 
