@@ -1,12 +1,12 @@
 """Attack a service in several ways, and measure its memory and the times of other clients.
 
-Usage: python benchmarks/attacks.py INDEX [--only NAME ...] [--seconds 15] [-- flags of genius serve]
+Usage: python benchmarks/attacks.py INDEX [--only NAME ...] [--seconds 15] [-- FLAGS]
 
-Each attack runs in a new process against a new `genius serve` on a copy of the index. Meanwhile,
-this process requests `/healthz` and a search in turns, each over a new connection. It has the
-attacker's address, so it can be refused with status 429, and then tries again. Prints a table.
-Exits with 1 if an answer to `/healthz` took more than a second, a search had no answer, or the
-server took more than 600 MB.
+FLAGS are for `genius serve`. Each attack runs in a new process against a new service on a copy of
+the index. Meanwhile, this process requests `/healthz` and a search in turns, each over a new
+connection. It has the attacker's address, so it can be refused with status 429, and then tries
+again. Prints a table. Exits with 1 if an answer to `/healthz` took more than a second, a search had
+no answer, or the server took more than 600 MB.
 """
 
 from __future__ import annotations

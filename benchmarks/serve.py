@@ -162,10 +162,10 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def process_tree(pid: int) -> list[int]:
+def processes(pid: int) -> list[int]:
     """Return the ids of a process and of its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *itertools.chain.from_iterable(process_tree(int(child)) for child in children)]
+    return [pid, *itertools.chain.from_iterable(processes(int(child)) for child in children)]
 
 
 def megabytes(pid: int, name: str) -> float:

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from serve import cpu_seconds, percentile, process_tree, serving
+from serve import cpu_seconds, percentile, processes, serving
 
 from genius_search import Index
 
@@ -130,7 +130,7 @@ def measure_served(
     with serving(index, *arguments.flags) as server:
         for query_type, sent in bodies.items():
             asyncio.run(send(server.address, sent, arguments.clients, WARM_UP_SECONDS))
-            pids = process_tree(server.process.pid)
+            pids = processes(server.process.pid)
             began, cpu_began = time.monotonic(), sum(map(cpu_seconds, pids))
             written: list[int] = []
             answers = asyncio.run(send_while_writing(server.address, sent, arguments, written))

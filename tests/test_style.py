@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("src/genius_search", "research/baselines", "research/published", "research/synth")
+FOLDERS = ("src/genius_search", "research", "benchmarks")
 VAGUE = re.compile(
     "own|one|found|some|known|given|wanted|places?|kept|opened|usual|told|several|others|rest|much|many"
     "|things?|its?|them|kind"
