@@ -33,7 +33,7 @@ def pool(model, trained) -> PoolCandidates:
 def varied_pool(pool) -> PoolCandidates:
     """The candidates with random densities."""
     densities = np.random.default_rng(2).integers(64, 192, 150).astype(np.uint8)
-    arrays = pool._kept._replace(densities=densities)
+    arrays = pool._encoded._replace(densities=densities)
     return PoolCandidates(pool._features, arrays, np.arange(150))
 
 
