@@ -98,7 +98,7 @@ def test_a_beam_over_the_whole_pool_orders_it_like_exact_search(
 def test_densities_fade_near_a_query_in_exact_search_and_in_beam_search(
     model, pool, varied_pool, monkeypatch
 ):
-    monkeypatch.setattr("research.methods.BLOCK", 40)  # several blocks
+    monkeypatch.setattr("research.methods.CANDIDATE_BLOCK", 40)  # several blocks
     items = pool.fused(slice(0, QUERIES))
     queries = RowQueries([f"1:{number}" for number in range(QUERIES)], items, items)
     methods = ("exact-fused+hubness", "generative+embeddings")
