@@ -1,7 +1,7 @@
-"""Libraries behind a thin ASGI route, which `serve_rivals.py` measures; it runs in their environment.
+"""ASGI routes for libraries that `serve_rivals.py` measures; it runs in their environment.
 
-Run by ``uvicorn rival_app:application``. The environment variable RIVAL names the library, and FOLDER the
-folder of its data. Each route takes and returns JSON::
+Run by ``uvicorn rival_app:application``. The environment variable RIVAL names the library, and
+FOLDER the folder of its data. Each route takes and returns JSON::
 
     POST /add     {"ids": [...], "vectors": [...], "texts": [...]}
     POST /finish  {}, after the first items; builds an index, if the library has one

@@ -1,23 +1,24 @@
-"""The service beside others: searches by vector over HTTP, one core for each server.
+"""Compare the service with others: searches by vector over HTTP, one core for each server.
 
 Usage: python benchmarks/serve_rivals.py VECTORS.npy TEXTS --query-vectors QUERIES.npy
        --python rivals/bin/python [--answers ANSWERS.npy] [--services genius chroma …]
 
 VECTORS has a row for each line of TEXTS, a text file. Each service holds the same items and is
 started on core 0; the clients run on core 1, keep their connections open, and send one search for
-ten hits after the other. Chroma is its own server; the local mode of qdrant-client, LanceDB and
-pgvector are behind the thin route of `rival_app.py`. All are as they come by default. PYTHON is the
-interpreter of an environment with their packages::
+ten hits after the other. Chroma has a server; `rival_app.py` serves the local mode of
+qdrant-client, LanceDB and pgvector. All have their default settings. PYTHON is the interpreter of
+an environment with their packages::
 
     pip install chromadb lancedb qdrant-client asyncpg uvicorn httptools uvloop
 
-pgvector also needs PostgreSQL's programs and its own installed.
+pgvector also needs an installation of PostgreSQL and pgvector.
 
-*Of the ten* is the share of exact search's first ten that are found, R@5 that of queries with a
-right answer (a row of VECTORS in ANSWERS, −1 for none) among five hits. Memory is that of all
-processes of the server, with shared pages counted once, disk that of the files. The last columns
-are measured while 16 clients search: the time to add 1,000 items, 100 in a request, which are the
-first items with a little noise, and the slowest searches meanwhile. Prints a table in Markdown.
+*Of the ten* is the share of exact search's first ten hits that are found; R@5 is the share of
+queries with a right answer (a row of VECTORS in ANSWERS, −1 for none) among five hits. Memory is
+that of all processes of the server, with shared pages counted once; disk is the size of the files.
+The last columns are measured while 16 clients search: the time to add 1,000 items, 100 in a
+request, which are the first items with a little noise, and the slowest searches meanwhile. Prints a
+table in Markdown.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def as_lists(vectors: np.ndarray) -> list[list[float]]:
 
 
 class Service:
-    """A server, and how it is asked."""
+    """A server and its requests."""
 
     name: str
     search_path = "/search"
@@ -110,7 +111,7 @@ class Service:
 
 
 class Genius(Service):
-    """`genius serve`, with an index made beforehand."""
+    """`genius serve` with an index that is created before."""
 
     name = f"GENIUS {__version__}"
     search_path = "/v1/search"
@@ -139,7 +140,7 @@ def package_version(python: Path, package: str) -> str:
 
 
 def output_of(*command: str) -> str:
-    """Return what a command prints."""
+    """Return the standard output of a command."""
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
@@ -174,7 +175,7 @@ class Chroma(Service):
 
 
 class Library(Service):
-    """A library behind `rival_app.py`, with a kind of index that it knows."""
+    """A library that `rival_app.py` serves, with one of its indexes."""
 
     def __init__(self, python: Path, name: str, library: str, index: str = "") -> None:
         self.name = name
@@ -248,7 +249,7 @@ def running(service: Service, folder: Path) -> Iterator[tuple[int, str]]:
 
 
 def proportional_megabytes(pid: int) -> float:
-    """Return the memory of a process, with its share of what it shares with others."""
+    """Return the memory of a process, with a proportional share of shared pages."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     (kilobytes,) = re.findall(r"^Pss:\s+(\d+)", rollup, re.MULTILINE)
     return int(kilobytes) / 1024
@@ -260,7 +261,7 @@ def disk_megabytes(folder: Path) -> float:
 
 
 async def find(service: Service, address: str, bodies: list[bytes]) -> list[list[str]]:
-    """Return the ids that each search finds."""
+    """Return the ids of the hits of each search."""
     client = Client(address)
     answers = [json.loads(await client.post(body, service.search_path)) for body in bodies]
     client.close()
@@ -298,19 +299,19 @@ def measure(
         service.prepare(folder, items)
         with running(service, folder) as (pid, address):
             asyncio.run(load(service, address, items))
-            found = asyncio.run(find(service, address, bodies))
+            hits = asyncio.run(find(service, address, bodies))
             row: dict[str, object] = {
                 "": service.name,
-                "of the ten": f"{recall(found, exact(items.vectors, queries)):.3f}",
+                "of the ten": f"{share_of_exact(hits, exact_search(items.vectors, queries)):.3f}",
             }
             if answers is not None:
-                row["R@5"] = f"{hit_rate(found, answers):.3f}"
+                row["R@5"] = f"{recall(hits, answers):.3f}"
             for clients in (1, 16):
-                cpu = sum(map(cpu_seconds, processes(pid)))
+                cpu_began = sum(map(cpu_seconds, processes(pid)))
                 times = asyncio.run(
                     send(address, bodies, clients, seconds, service.search_path)
                 ).seconds
-                cpu = sum(map(cpu_seconds, processes(pid))) - cpu
+                cpu = sum(map(cpu_seconds, processes(pid))) - cpu_began
                 row |= {
                     f"{clients} clients: searches/CPU-s": f"{len(times) / cpu:,.0f}",
                     f"p50, p99 ms, {clients}": (
@@ -319,10 +320,10 @@ def measure(
                 }
             row["memory MB"] = f"{sum(map(proportional_megabytes, processes(pid))):,.0f}"
             row["disk MB"] = f"{disk_megabytes(folder):,.0f}"
-            taken, searches = asyncio.run(
+            add_seconds, searches = asyncio.run(
                 add_while_searching(service, address, bodies, new, len(items.texts))
             )
-            row["add 1,000, s"] = f"{taken:.2f}"
+            row["add 1,000, s"] = f"{add_seconds:.2f}"
             row["p99 ms meanwhile"] = f"{percentile(searches.seconds, 99):.0f}"
     return row
 
@@ -334,24 +335,29 @@ async def load(service: Service, address: str, items: Items) -> None:
     client.close()
 
 
-def exact(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Return the rows of the nearest ten by cosine."""
+def exact_search(vectors: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Return the rows of the nearest ten items by cosine."""
     lengths = np.linalg.norm(vectors, axis=1)
     return np.argsort(-(queries @ vectors.T) / lengths, axis=1)[:, :HITS]
 
 
-def recall(found: list[list[str]], nearest: np.ndarray) -> float:
-    """Return the share of the nearest ten that were found."""
-    shares = [
-        len({*ids} & {*map(str, rows)}) / HITS for ids, rows in zip(found, nearest, strict=True)
-    ]
-    return float(np.mean(shares))
+def share_of_exact(hits: list[list[str]], nearest: np.ndarray) -> float:
+    """Return the share of the nearest ten items that are hits."""
+    pairs = zip(hits, nearest, strict=True)
+    return float(np.mean([len({*ids} & {*map(str, rows)}) / HITS for ids, rows in pairs]))
 
 
-def hit_rate(found: list[list[str]], answers: np.ndarray) -> float:
-    """Return the share of queries with a right answer among the first five."""
-    right = [bool({*ids[:5]} & {*map(str, rows)}) for ids, rows in zip(found, answers, strict=True)]
-    return float(np.mean(right))
+def recall(hits: list[list[str]], answers: np.ndarray) -> float:
+    """Return the share of queries with a right answer among the first five hits.
+
+    Queries without a right answer do not count.
+    """
+    is_right = []
+    for ids, rows in zip(hits, answers.reshape(len(hits), -1), strict=True):
+        answer_ids = {str(row) for row in rows if row >= 0}
+        if answer_ids:
+            is_right.append(bool(answer_ids & {*ids[:5]}))
+    return float(np.mean(is_right))
 
 
 def main() -> int:
