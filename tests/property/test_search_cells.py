@@ -120,8 +120,7 @@ def locations(ranking):
 
 
 def test_cells_that_are_left_out_lose_little(library, segments_and_queries, monkeypatch):
-    monkeypatch.setattr(kernel, "MIN_FIRST_ROWS", 40)
-    monkeypatch.setattr(kernel, "MAX_FIRST_ROWS", 40)
+    monkeypatch.setattr(kernel, "FIRST_ROWS", 40)
     searcher, queries = segments_and_queries
     settings = dataclasses.replace(searcher.config, shortlist=30, margin=3.0)
     ranker, evidence = searcher.model.ranker, searcher.snapshot.evidence(searcher.model.ranker)

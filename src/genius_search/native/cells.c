@@ -24,22 +24,13 @@ enum { MAX_FINE_CODES = 64 };
 enum { LARGEST_BYTE = 31 };   /* eight such bytes have a sum that fits into a byte */
 enum { UNIT_RANGE = 15000 };  /* bases of cells are integers of 16 bits in this range */
 enum { NO_LIMIT = -32768 };   /* below every score */
-enum { UNITS = 256 };         /* blocks that wait for a scan */
 enum { LARGEST_BASE = UNIT_RANGE + 8 }; /* rounding included */
 enum { LIMIT_BUCKET = 16 };   /* resolution of limits from the sample of cells */
 enum { MIN_SHORTLIST = 400 }; /* items whose scores are computed for a ranking by codes */
 enum { CELL_LANES = 16 };     /* numbers of 16 bits that are compared together */
 
-/* A block of items, which may belong to several cells. */
 typedef struct {
-  int32_t block, cell;      /* the cell of its first allowed item */
-  uint16_t mask;            /* bits of its allowed items in listed cells */
-  int16_t bases[FINE_ROWS]; /* of the items' cells, relative to the best cell, in steps of the
-                               bytes; first those of even, then those of odd items */
-} Unit;
-
-typedef struct {
-  int32_t part, position, cell; /* the item is in this cell or in one of the next cells */
+  int32_t part, position, cell;
 } Kept;
 
 typedef struct {
@@ -47,7 +38,8 @@ typedef struct {
   const Request *request;
   Work *work;
   float tables[MAX_FINE_CODES][FINE_VALUES]; /* products, and costs of half norms */
-  uint8_t bytes[MAX_FINE_CODES * 32] __attribute__((aligned(64))); /* each table twice */
+  /* The tables as bytes: those of codes 0, 2, 4 ..., then those of codes 1, 3, 5 ... */
+  uint8_t bytes[2][MAX_FINE_CODES / 2][FINE_VALUES] __attribute__((aligned(64)));
   float step;                 /* of the bytes */
   float deviation;            /* of the sums over fine codes */
   float mean;                 /* of these sums, above ``smallest`` */
@@ -138,10 +130,9 @@ static void fill_tables(CellScan *scan, const float *query) {
   scan->step = widest / LARGEST_BYTE > 1 / scan->unit ? widest / LARGEST_BYTE : 1 / scan->unit;
   float steps = 1 / scan->step;
   for (int64_t t = 0; t < m->fine_codes; t++) {
-    uint8_t *bytes = scan->bytes + t * 2 * FINE_VALUES;
+    uint8_t *bytes = scan->bytes[t & 1][t / 2];
     for (int v = 0; v < FINE_VALUES; v++)
       bytes[v] = (uint8_t)(int32_t)((scan->tables[t][v] - smallest[t]) * steps + .5f);
-    memcpy(bytes + FINE_VALUES, bytes, FINE_VALUES);
   }
 }
 
@@ -249,155 +240,106 @@ static int32_t find_limit(int16_t *scores, int64_t count, int64_t most, int32_t 
   return low;
 }
 
-/* Sum the bytes of four units' items. ``good`` receives the bits of items above the limit, those of
-   two units in each number; ``sums`` their sums, first those of even, then those of odd items. */
+/* Return the position of an item's sum among those of its block. */
+static inline int sum_of(int row) { return (row & 1) * (FINE_ROWS / 2) + row / 2; }
+
+/* Sum the bytes of the codes of a block's items: first those of even, then those of odd items.
+
+   A block has 16 bytes for each pair of codes. A register holds those of two pairs, and their
+   tables: sixteen codes, eight in each half, have sums that fit into its bytes. */
+static inline __attribute__((always_inline)) void sum_block(const CellScan *scan,
+                                                            const uint8_t *block, int16_t *sums,
+                                                            const int codes) {
 #ifdef __AVX2__
-static inline __m256i join_halves(const void *low, const void *high) {
-  return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low)),
-                                 _mm_loadu_si128(high), 1);
-}
-
-static inline __attribute__((always_inline)) void scan_units(const CellScan *scan,
-                                                             const uint8_t *blocks,
-                                                             const Unit *units, uint32_t *good,
-                                                             int16_t *sums, const int codes) {
-  const int bytes = codes * FINE_ROWS / 2;
-  const uint8_t *rows[4];
-  for (int u = 0; u < 4; u++) rows[u] = blocks + (int64_t)units[u].block * bytes;
-  __m256i low = _mm256_set1_epi8(15), lower = _mm256_set1_epi16(255), even[2] = {0}, odd[2] = {0};
-  for (int g = 0; g < codes / 2; g += 4) { /* eight codes, whose sums fit into bytes */
-    __m256i totals[2] = {0};
-    for (int p = g; p < g + 4; p++) {
-      __m256i first = _mm256_load_si256((const __m256i *)(scan->bytes + p * 64));
-      __m256i second = _mm256_load_si256((const __m256i *)(scan->bytes + p * 64 + 32));
-      for (int h = 0; h < 2; h++) {
-        __m256i pairs = join_halves(rows[2 * h] + p * 16, rows[2 * h + 1] + p * 16);
-        __m256i a = _mm256_shuffle_epi8(first, _mm256_and_si256(pairs, low));
-        __m256i b = _mm256_shuffle_epi8(
-            second, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low));
-        totals[h] = _mm256_add_epi8(totals[h], _mm256_add_epi8(a, b));
-      }
+  __m256i low = _mm256_set1_epi8(15), lower = _mm256_set1_epi16(255), even = {0}, odd = {0};
+  for (int p = 0; p < codes / 2;) {
+    __m256i totals = {0};
+    for (int end = p + 8; p < end && p < codes / 2; p += 2) {
+      __m256i pairs = _mm256_loadu_si256((const __m256i *)(block + p * FINE_ROWS));
+      __m256i first = _mm256_load_si256((const __m256i *)scan->bytes[0][p]);
+      __m256i second = _mm256_load_si256((const __m256i *)scan->bytes[1][p]);
+      __m256i a = _mm256_shuffle_epi8(first, _mm256_and_si256(pairs, low));
+      __m256i b =
+          _mm256_shuffle_epi8(second, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), low));
+      totals = _mm256_add_epi8(totals, _mm256_add_epi8(a, b));
     }
-    for (int h = 0; h < 2; h++) {
-      even[h] = _mm256_add_epi16(even[h], _mm256_and_si256(totals[h], lower));
-      odd[h] = _mm256_add_epi16(odd[h], _mm256_srli_epi16(totals[h], 8));
-    }
+    even = _mm256_add_epi16(even, _mm256_and_si256(totals, lower));
+    odd = _mm256_add_epi16(odd, _mm256_srli_epi16(totals, 8));
   }
-  __m256i limit = _mm256_set1_epi16((int16_t)scan->limit);
-  for (int h = 0; h < 2; h++) {
-    even[h] = _mm256_add_epi16(even[h], join_halves(units[2 * h].bases, units[2 * h + 1].bases));
-    odd[h] = _mm256_add_epi16(
-        odd[h], join_halves(units[2 * h].bases + FINE_ROWS / 2, units[2 * h + 1].bases + FINE_ROWS / 2));
-    __m256i good_even = _mm256_cmpgt_epi16(even[h], limit);
-    __m256i good_odd = _mm256_cmpgt_epi16(odd[h], limit);
-    uint32_t masks = (uint32_t)units[2 * h].mask | (uint32_t)units[2 * h + 1].mask << 16;
-    good[h] =
-        (uint32_t)_mm256_movemask_epi8(_mm256_blendv_epi8(good_odd, good_even, lower)) & masks;
-    if (good[h]) {
-      _mm256_storeu_si256((__m256i *)(sums + h * 32), even[h]);
-      _mm256_storeu_si256((__m256i *)(sums + h * 32 + 16), odd[h]);
-    }
-  }
-}
+  __m256i first_halves = _mm256_permute2x128_si256(even, odd, 0x20);
+  __m256i second_halves = _mm256_permute2x128_si256(even, odd, 0x31);
+  _mm256_store_si256((__m256i *)sums, _mm256_add_epi16(first_halves, second_halves));
 #else
-static inline __attribute__((always_inline)) void scan_units(const CellScan *scan,
-                                                             const uint8_t *blocks,
-                                                             const Unit *units, uint32_t *good,
-                                                             int16_t *sums, const int codes) {
-  good[0] = good[1] = 0;
-  for (int u = 0; u < 4; u++) {
-    const uint8_t *rows = blocks + (int64_t)units[u].block * (codes * FINE_ROWS / 2);
-    int16_t totals[FINE_ROWS] = {0};
-    for (int p = 0; p < codes / 2; p++)
-      for (int r = 0; r < FINE_ROWS; r++) {
-        uint8_t pair = rows[p * FINE_ROWS + r];
-        int sum = scan->bytes[p * 64 + (pair & 15)] + scan->bytes[p * 64 + 32 + (pair >> 4)];
-        totals[r] = (int16_t)(totals[r] + sum);
-      }
+  memset(sums, 0, FINE_ROWS * sizeof(int16_t));
+  for (int p = 0; p < codes / 2; p++)
     for (int r = 0; r < FINE_ROWS; r++) {
-      int16_t sum = (int16_t)(totals[r] + units[u].bases[(r & 1) * (FINE_ROWS / 2) + r / 2]);
-      sums[u / 2 * 32 + (r & 1) * 16 + u % 2 * 8 + r / 2] = sum;
-      if (sum > scan->limit && units[u].mask >> r & 1) good[u / 2] |= 1u << (u % 2 * 16 + r);
+      uint8_t pair = block[p * FINE_ROWS + r];
+      int sum = scan->bytes[0][p][pair & 15] + scan->bytes[1][p][pair >> 4];
+      sums[sum_of(r)] = (int16_t)(sums[sum_of(r)] + sum);
     }
-  }
-}
 #endif
+}
 
-/* Scan the units that wait: four at a time; up to three wait for further ones, unless these are the
-   last. The items above the limit are kept. */
-static inline __attribute__((always_inline)) int64_t flush_units(CellScan *scan, int64_t part,
-                                                                 Unit *units, int64_t count,
-                                                                 int is_last, const int codes) {
+/* Return the bits of a block's items whose sums are above a limit. */
+static inline uint32_t find_above(const int16_t *sums, int16_t limit) {
+#ifdef __AVX2__
+  __m256i all = _mm256_load_si256((const __m256i *)sums);
+  __m256i good = _mm256_cmpgt_epi16(all, _mm256_set1_epi16(limit));
+  __m128i even = _mm256_castsi256_si128(good), odd = _mm256_extracti128_si256(good, 1);
+  return (uint32_t)_mm_movemask_epi8(_mm_blendv_epi8(odd, even, _mm_set1_epi16(255)));
+#else
+  uint32_t bits = 0;
+  for (int r = 0; r < FINE_ROWS; r++) bits |= (uint32_t)(sums[sum_of(r)] > limit) << r;
+  return bits;
+#endif
+}
+
+/* Keep items of a block, given as bits, and raise the limit if there are many more than needed. */
+static int keep_items(CellScan *scan, int64_t part, int32_t block, int32_t cell, uint32_t items,
+                      const int16_t *sums, int32_t base) {
   Work *w = scan->work;
-  while (is_last && count & 3) units[count] = units[count - 1], units[count++].mask = 0;
-  if (!reserve(&w->kept, scan->num_kept + count * FINE_ROWS, sizeof(Kept)) ||
-      !reserve(&w->sums, scan->num_kept + count * FINE_ROWS + CELL_LANES, sizeof(int16_t)))
-    return NO_MEMORY;
+  if (!reserve(&w->kept, scan->num_kept + FINE_ROWS, sizeof(Kept)) ||
+      !reserve(&w->sums, scan->num_kept + FINE_ROWS + CELL_LANES, sizeof(int16_t)))
+    return 0;
   Kept *kept = w->kept.at;
   int16_t *kept_sums = w->sums.at;
-  int64_t i = 0;
-  for (; i + 4 <= count; i += 4) {
-    uint32_t good[2];
-    int16_t sums[64];
-    scan_units(scan, w->parts[part].fine, units + i, good, sums, codes);
-    for (int h = 0; h < 2; h++)
-      for (uint32_t bits = good[h]; bits; bits &= bits - 1) {
-        int lane = __builtin_ctz(bits), row = lane & 15;
-        const Unit *unit = units + i + 2 * h + (lane >> 4);
-        int32_t position = unit->block * FINE_ROWS + row;
-        kept[scan->num_kept] = (Kept){(int32_t)part, position, unit->cell};
-        kept_sums[scan->num_kept++] = sums[h * 32 + (row & 1) * 16 + (lane >> 4) * 8 + row / 2];
-      }
-    if (scan->num_kept >= scan->next_limit) {
-      scan->limit = find_limit(kept_sums, scan->num_kept, scan->shortlist, scan->limit);
-      scan->next_limit = scan->num_kept + scan->shortlist;
-    }
+  for (; items; items &= items - 1) {
+    int row = __builtin_ctz(items);
+    kept[scan->num_kept] = (Kept){(int32_t)part, block * FINE_ROWS + row, cell};
+    kept_sums[scan->num_kept++] = (int16_t)(sums[sum_of(row)] + base);
   }
-  for (int64_t j = i; j < count; j++) units[j - i] = units[j];
-  return count - i;
+  if (scan->num_kept >= scan->next_limit) {
+    scan->limit = find_limit(kept_sums, scan->num_kept, scan->shortlist, scan->limit);
+    scan->next_limit = scan->num_kept + scan->shortlist;
+  }
+  return 1;
 }
 
-/* Add the allowed items of a cell in a block, the bits of ``mask``, to the units that wait. The
-   last unit is that of the same block if the previous cell ends in it. Return the number of units. */
-static inline int64_t add_unit(Unit *units, int64_t waiting, int32_t block, int32_t cell,
-                               uint32_t mask, int16_t base) {
-  Unit *unit = units + waiting - 1;
-  if (!waiting || unit->block != block) {
-    unit = units + waiting++;
-    *unit = (Unit){.block = block, .cell = cell};
-    for (int i = 0; i < FINE_ROWS; i++) unit->bases[i] = base;
-  } else {
-    for (uint32_t bits = mask; bits; bits &= bits - 1) {
-      int row = __builtin_ctz(bits);
-      unit->bases[(row & 1) * (FINE_ROWS / 2) + row / 2] = base;
-    }
-  }
-  unit->mask |= (uint16_t)mask;
-  return waiting;
-}
-
-/* Scan the items of a part in the listed cells. */
+/* Scan the items of a part in the listed cells. Those above the limit are kept; it rises while more
+   are kept than the shortlist has room for. */
 static inline __attribute__((always_inline)) int scan_part(CellScan *scan, int64_t number,
                                                            int64_t count, const int codes) {
-  enum { AHEAD = 8, BLOCKS_AHEAD = 3, LINE = 64 };
+  enum { AHEAD = 12, BLOCKS_AHEAD = 6, FETCHED_BLOCKS = 4, LINE = 64 };
+  const int block_bytes = codes * FINE_ROWS / 2;
   Work *w = scan->work;
   const Part *part = w->parts + number;
   const int32_t *cells = w->cells.at, *starts = part->cell_starts;
   const int16_t *bases = w->bases.at;
   const uint16_t *allowed = (const uint16_t *)part->positions;
   float steps = 1 / (scan->unit * scan->step); /* steps of the bytes in a unit of bases */
-  Unit units[UNITS + 8];
-  int64_t waiting = 0;
+  int16_t sums[FINE_ROWS] __attribute__((aligned(32)));
+  int32_t summed = -1; /* the block with these sums: cells that follow each other share blocks */
   for (int64_t c = 0; c < count; c++) {
     if (c + AHEAD < count) {
       __builtin_prefetch(starts + cells[c + AHEAD]);
       int64_t block = starts[cells[c + BLOCKS_AHEAD]] / FINE_ROWS;
-      const uint8_t *next = part->fine + block * codes * FINE_ROWS / 2;
-      for (int byte = 0; byte < codes * FINE_ROWS; byte += LINE) __builtin_prefetch(next + byte);
+      const uint8_t *next = part->fine + block * block_bytes;
+      for (int byte = 0; byte < FETCHED_BLOCKS * block_bytes; byte += LINE)
+        __builtin_prefetch(next + byte);
     }
     int32_t low = starts[cells[c]], high = starts[cells[c] + 1];
     if (low == high) continue;
-    int16_t base = (int16_t)lrintf((float)(bases[c] - scan->best) * steps);
+    int32_t base = (int32_t)lrintf((float)(bases[c] - scan->best) * steps);
     for (int32_t block = low / FINE_ROWS; block <= (high - 1) / FINE_ROWS; block++) {
       int32_t from = low - block * FINE_ROWS, to = high - block * FINE_ROWS;
       uint32_t mask = to >= FINE_ROWS ? 0xffff : (1u << to) - 1;
@@ -405,13 +347,13 @@ static inline __attribute__((always_inline)) int scan_part(CellScan *scan, int64
       if (allowed) mask &= allowed[block];
       if (!mask) continue;
       w->num_ranked += __builtin_popcount(mask);
-      waiting = add_unit(units, waiting, block, cells[c], mask, base);
-      if (waiting < UNITS) continue;
-      waiting = flush_units(scan, number, units, waiting, 0, codes);
-      if (waiting < 0) return NO_MEMORY;
+      if (block != summed) sum_block(scan, part->fine + (int64_t)block * block_bytes, sums, codes);
+      summed = block;
+      uint32_t good = find_above(sums, (int16_t)(scan->limit - base)) & mask;
+      if (good && !keep_items(scan, number, block, cells[c], good, sums, base)) return NO_MEMORY;
     }
   }
-  return waiting && flush_units(scan, number, units, waiting, 1, codes) < 0 ? NO_MEMORY : 1;
+  return 1;
 }
 
 static int scan_cells(CellScan *scan, int64_t count) {
@@ -563,9 +505,7 @@ static inline __attribute__((always_inline)) int keep_shortlist(CellScan *scan, 
     const Part *part = w->parts + kept[i].part;
     int64_t position = kept[i].position, item = part->table->items[position];
     if (item < 0 || item >= part->table->num_items) return DAMAGED;
-    int64_t cell = kept[i].cell;
-    while (part->cell_starts[cell + 1] <= position) cell++;
-    Hit hit = {kept[i].part, item, position, cell, 0, 0};
+    Hit hit = {kept[i].part, item, position, kept[i].cell, 0, 0};
     if (is_compared)
       hit.score = scan->origin + scan->step * (float)sums[i] + find_half_norm(scan, &hit);
     else

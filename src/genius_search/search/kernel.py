@@ -56,10 +56,8 @@ MAX_SPLIT_NUMBER: Final = 127 * 256 + 127
 """Largest 16-bit number 256 a + b whose bytes a and b are both signed."""
 GROUP_DIMENSIONS: Final = 4
 """Adjacent dimensions of code vectors in 16 bits; an instruction multiplies four pairs of bytes."""
-MIN_FIRST_ROWS: Final = 8192
-MAX_FIRST_ROWS: Final = 16_384
-"""Limits of the number of items that are scanned before cells are left out: a quarter of all, in
-the best cells."""
+FIRST_ROWS: Final = 8192
+"""Number of items in the best cells that are scanned before other cells are left out."""
 MIN_QUERIES_PER_THREAD: Final = 16
 """A batch gets a further thread for each this many queries."""
 HIT_TYPE: Final = np.dtype(
@@ -469,7 +467,7 @@ class CompiledSearch:
             reference=first_codes.spread.deviation,
             fade_width=fade_width,
             margin=config.margin,
-            first_rows=min(max(num_items // 4, MIN_FIRST_ROWS), MAX_FIRST_ROWS),
+            first_rows=FIRST_ROWS,
         )
         if config.rerank == "embeddings":
             # A shortlist is chosen without densities, and those of raw features are not stored.
