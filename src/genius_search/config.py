@@ -315,7 +315,9 @@ def default_search(items: int) -> SearchSettings:
 
 CELL_SHORTLIST: Final = 200
 """Number of items that are compared by embeddings in pools with fine codes up to
-:data:`MAX_EXHAUSTIVE_POOL`; in larger pools, four times as many."""
+:data:`MAX_EXHAUSTIVE_POOL`."""
+LARGE_SHORTLIST_GROWTH: Final = 4
+"""In larger pools, this many times as many are compared."""
 CELL_MARGIN: Final = 3.0
 """Default margin of pools with fine codes (:attr:`SearchSettings.margin`) up to
 :data:`MAX_EXHAUSTIVE_POOL`."""
@@ -324,6 +326,25 @@ CELL_MARGIN_PER_DECADE: Final = 1.0
 grows, too, raises items of worse cells (docs/lab/log.md)."""
 MAX_SCANNED_SHARE: Final = 4
 """In pools above :data:`MAX_EXHAUSTIVE_POOL`, at most one item in this many is scanned."""
+
+
+def narrow_search(settings: SearchSettings, items: int, allowed: int) -> SearchSettings:
+    """Return the settings of a search whose conditions allow ``allowed`` items of a large pool.
+
+    The allowed items are like a smaller pool, whose searches need a smaller margin and a shorter
+    shortlist (:func:`default_cell_search`). Since they may also be unlike the query, both shrink by
+    half as much: where a tenth of a million items is allowed, the margin by
+    :data:`CELL_MARGIN_PER_DECADE` / 2 and the shortlist by half.
+    """
+    decades = decades_above_small(items) - decades_above_small(allowed)
+    if not decades or settings.shortlist >= allowed:
+        return settings
+    growth = math.sqrt(LARGE_SHORTLIST_GROWTH) ** min(decades, 1.0)
+    return dataclasses.replace(
+        settings,
+        margin=max(0.0, settings.margin - CELL_MARGIN_PER_DECADE * decades / 2),
+        shortlist=math.ceil(settings.shortlist / growth),
+    )
 
 
 @lru_cache
@@ -338,7 +359,7 @@ def default_cell_search(items: int) -> SearchSettings:
     return dataclasses.replace(
         default_search(items),
         candidates=items if is_small else max(MAX_EXHAUSTIVE_POOL, items // MAX_SCANNED_SHARE),
-        shortlist=CELL_SHORTLIST if is_small else 4 * CELL_SHORTLIST,
+        shortlist=CELL_SHORTLIST if is_small else LARGE_SHORTLIST_GROWTH * CELL_SHORTLIST,
         margin=CELL_MARGIN + CELL_MARGIN_PER_DECADE * decades_above_small(items),
     )
 

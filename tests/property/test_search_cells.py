@@ -20,7 +20,7 @@ from genius_search.nn.fine import (
     unpack_fine_codes,
 )
 from genius_search.records import Modality
-from genius_search.search import kernel
+from genius_search.search import cells, kernel
 from genius_search.search.cells import rank_cells
 from genius_search.search.kernel import open_compiled_search
 from genius_search.search.rank import SearchQuery
@@ -117,6 +117,27 @@ def locations(ranking):
             ranking.segments.tolist(), ranking.items.tolist(), ranking.id_rows.tolist(), strict=True
         )
     ]
+
+
+def test_the_cells_of_few_allowed_items_are_searched_as_all_cells(
+    library, segments_and_queries, monkeypatch
+):
+    searcher, queries = segments_and_queries
+    queries = [query for query in queries if query.restriction is not None]
+    settings = dataclasses.replace(searcher.config, candidates=10**6, rerank="codes")
+    ranker, evidence = searcher.model.ranker, searcher.snapshot.evidence(searcher.model.ranker)
+    segments = searcher.snapshot.searched_segments
+    rankings = []
+    for cells_per_item in (1e-6, 1e6):
+        monkeypatch.setattr(cells, "MIN_CELLS_PER_ITEM", cells_per_item)
+        evidence.packed_parts = evidence.packed_all = None
+        search = open_compiled_search(ranker).search
+        rankings.append(search(segments, queries, settings, evidence))
+    evidence.packed_parts = evidence.packed_all = None
+    for listed, every in zip(*rankings, strict=True):
+        assert locations(listed) == locations(every)
+        np.testing.assert_array_equal(listed.scores, every.scores)
+        assert listed.num_ranked == every.num_ranked
 
 
 def test_cells_that_are_left_out_lose_little(library, segments_and_queries, monkeypatch):

@@ -16,8 +16,10 @@ from genius_search.config import (
     SearchConfig,
     SearchSettings,
     SmallEncoderConfig,
+    default_cell_search,
     default_search,
     from_json,
+    narrow_search,
     to_json,
     validate_settings,
 )
@@ -158,3 +160,13 @@ def test_candidates_grow_with_the_items_and_then_with_their_root_and_so_does_the
 ):
     usual = default_search(items)
     assert (usual.candidates, usual.beam) == (candidates, beam)
+
+
+def test_a_search_of_few_allowed_items_of_a_large_pool_leaves_out_more():
+    settings = default_cell_search(1_000_000)
+    narrowed = narrow_search(settings, 1_000_000, 100_000)
+    assert (narrowed.margin, narrowed.shortlist) == (settings.margin - 0.5, settings.shortlist / 2)
+    assert narrow_search(settings, 1_000_000, 1_000_000) == settings
+    assert narrow_search(settings, 1_000_000, settings.shortlist) == settings
+    small = default_cell_search(100_000)
+    assert narrow_search(small, 100_000, 1000) == small

@@ -230,7 +230,7 @@ static int list_children(const Model *m, int64_t level, const Request *request, 
       int64_t low = ranges[2 * p], high = ranges[2 * p + 1], listed = 0;
       if (low >= high) continue;
       int64_t first = table->level_bounds[level], last = table->level_bounds[level + 1];
-      int64_t branch = first + first_above(table->starts + first, last - first, low + 1);
+      int64_t branch = first + first_at_least(table->starts + first, last - first, low + 1);
       int code = table->ids[low * table->columns + level];
       for (;; branch++) {
         int64_t end = branch < last && table->starts[branch] < high ? table->starts[branch] : high;

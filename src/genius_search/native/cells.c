@@ -165,6 +165,26 @@ static inline int32_t scale_cost(int16_t cost, int16_t factor) {
   return (((int32_t)cost * factor >> 14) + 1) >> 1;
 }
 
+/* List those cells of a modality, out of the occupied ones, whose bases are in a range. */
+static int64_t list_occupied(CellScan *scan, int64_t modality, int32_t low, int32_t high,
+                             int64_t n) {
+  const Model *m = scan->model;
+  const Part *part = scan->work->parts;
+  int32_t *cells = scan->work->cells.at, second_codes = (int32_t)m->grid[2];
+  int16_t *bases = scan->work->bases.at;
+  int32_t origin = (int32_t)(modality * num_cells(m)), end = origin + (int32_t)num_cells(m);
+  int64_t i = first_at_least(part->occupied, part->num_occupied, origin);
+  for (; i < part->num_occupied && part->occupied[i] < end; i++) {
+    int32_t cell = part->occupied[i], first = (cell - origin) / second_codes;
+    int32_t base = scan->first[first] + scan->second[cell - origin - first * second_codes] -
+                   scale_cost(m->cell_costs[cell], scan->cost_factor);
+    cells[n] = cell;
+    bases[n] = (int16_t)base;
+    n += base > low && base <= high;
+  }
+  return n;
+}
+
 /* List the cells of a modality with bases above ``low`` and up to ``high``. */
 static int list_cells(CellScan *scan, int64_t modality, int32_t low, int32_t high, int64_t *count) {
   const Model *m = scan->model;
@@ -174,6 +194,10 @@ static int list_cells(CellScan *scan, int64_t modality, int32_t low, int32_t hig
   if (!reserve(&w->cells, n + num_cells(m), sizeof(int32_t)) ||
       !reserve(&w->bases, n + num_cells(m), sizeof(int16_t)))
     return 0;
+  if (w->parts->occupied) {
+    *count = list_occupied(scan, modality, low, high, n);
+    return 1;
+  }
   int32_t *cells = w->cells.at;
   int16_t *bases = w->bases.at;
   const int16_t *costs = m->cell_costs + origin;
@@ -332,10 +356,14 @@ static inline __attribute__((always_inline)) int scan_part(CellScan *scan, int64
   for (int64_t c = 0; c < count; c++) {
     if (c + AHEAD < count) {
       __builtin_prefetch(starts + cells[c + AHEAD]);
-      int64_t block = starts[cells[c + BLOCKS_AHEAD]] / FINE_ROWS;
-      const uint8_t *next = part->fine + block * block_bytes;
-      for (int byte = 0; byte < FETCHED_BLOCKS * block_bytes; byte += LINE)
-        __builtin_prefetch(next + byte);
+      int32_t cell = cells[c + BLOCKS_AHEAD], block = starts[cell] / FINE_ROWS;
+      int32_t end = (starts[cell + 1] - 1) / FINE_ROWS;
+      if (end >= block + FETCHED_BLOCKS) end = block + FETCHED_BLOCKS - 1;
+      for (; block <= end; block++) {
+        if (allowed && !allowed[block]) continue;
+        const uint8_t *next = part->fine + (int64_t)block * block_bytes;
+        for (int byte = 0; byte < block_bytes; byte += LINE) __builtin_prefetch(next + byte);
+      }
     }
     int32_t low = starts[cells[c]], high = starts[cells[c] + 1];
     if (low == high) continue;
@@ -408,12 +436,24 @@ static int64_t count_sampled(CellScan *scan, int64_t *counts) {
   return total;
 }
 
-/* Find the limits of cells' bases above which there are about ``first`` and ``most`` allowed items,
-   from a sample of the cells. */
-static void choose_limits(CellScan *scan, int64_t first, int64_t most, int32_t *first_limit,
-                          int32_t *last_limit) {
+/* Return the number of items that are scanned first: those of a pool, and fewer if few are allowed,
+   since the nearest of them are in a larger share of all cells. */
+static int64_t num_first_rows(const CellScan *scan, int64_t total) {
+  const Model *m = scan->model;
+  const Request *request = scan->request;
+  int64_t all = 1;
+  for (int64_t p = 0; p < scan->work->num_parts; p++)
+    all += scan->work->parts[p].cell_starts[m->grid[0] * num_cells(m)];
+  int64_t first = (int64_t)(sqrt((double)total / (double)all) * (double)request->first_rows);
+  return first > 2 * scan->shortlist ? first : 2 * scan->shortlist;
+}
+
+/* Find the limits of cells' bases above which there are about as many allowed items as are scanned
+   first, and at most, from a sample of the cells. */
+static void choose_limits(CellScan *scan, int32_t *first_limit, int32_t *last_limit) {
   int64_t counts[2 * LARGEST_BASE / LIMIT_BUCKET + 1] = {0}, sampled = 0, sum = 0;
-  int64_t total = count_sampled(scan, counts);
+  int64_t total = count_sampled(scan, counts), first = num_first_rows(scan, total);
+  int64_t most = scan->request->candidates > first ? scan->request->candidates : first;
   *first_limit = *last_limit = NO_LIMIT;
   for (int b = 0; b <= 2 * LARGEST_BASE / LIMIT_BUCKET; b++) sampled += counts[b];
   if (!sampled || total <= first) return;
@@ -555,7 +595,7 @@ static void finish_hits(Work *w, int64_t first) {
   for (Hit *hit = (Hit *)w->hit_buffer.at + first; hit < (Hit *)w->hit_buffer.at + w->num_hits;
        hit++) {
     const Table *table = w->parts[hit->part].table;
-    hit->row = first_above(table->bucket_starts, table->rows, hit->row + 1) - 1;
+    hit->row = first_at_least(table->bucket_starts, table->rows, hit->row + 1) - 1;
     hit->beam = 0;
   }
 }
@@ -573,9 +613,7 @@ static int rank_by_cells(CellScan *scan) {
   scan->next_limit = 2 * scan->shortlist;
   round_bases(scan);
   fill_tables(scan, w->scaled.at);
-  int64_t most = request->candidates;
-  if (most < request->first_rows) most = request->first_rows;
-  choose_limits(scan, request->first_rows, most, &first_limit, &last_limit);
+  choose_limits(scan, &first_limit, &last_limit);
   int status = list_modalities(scan, first_limit, 32767, &count);
   if (status < 0) return status;
   const int16_t *bases = w->bases.at;

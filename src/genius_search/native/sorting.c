@@ -89,8 +89,7 @@ static void raise_limit(Limit *limit) {
 }
 
 /* Return the position of the first of ascending values that is at least ``limit``. */
-
-static int64_t first_above(const int32_t *values, int64_t count, int64_t limit) {
+static int64_t first_at_least(const int32_t *values, int64_t count, int64_t limit) {
   int64_t low = 0;
   while (count > 0) {
     int64_t half = count / 2;

@@ -69,6 +69,9 @@ typedef struct {
   const int32_t *sampled_counts; /* allowed items in the sampled cells: [modalities][num_sampled] */
   const int64_t *allowed_counts; /* allowed items with each code of a modality */
   const uint8_t *lengths;        /* [items], factors of the vectors of codes; NULL with 16 bits */
+  /* cells with allowed items in any part of the restriction, ascending; NULL: there are many */
+  const int32_t *occupied;
+  int64_t num_occupied;
 } Part;
 
 /* A generator, as nn/packed.py arranges it; matrices are packed as for matrix_product(). */
@@ -142,7 +145,7 @@ typedef struct {
   float reference;  /* standard deviation of an item's products; see standardize_query() */
   float fade_width; /* densities count less for products within this of 1 */
   float margin;     /* deviations of sums over fine codes by which a cell may be behind */
-  int64_t first_rows; /* items that are scanned before cells are left out */
+  int64_t first_rows; /* items that are scanned before cells are left out; fewer if few are allowed */
 } Request;
 
 typedef struct {

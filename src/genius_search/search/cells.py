@@ -13,14 +13,23 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
-from genius_search.config import SearchSettings
+from genius_search.config import SearchSettings, narrow_search
 from genius_search.nn.codebooks import as_floats
 from genius_search.nn.fine import FineCodes, unpack_fine_codes
 from genius_search.nn.spread import decode_densities, fade
 from genius_search.search.rank import Candidates, CodeRanker, Evidence, SearchQuery
-from genius_search.search.table import Allowed, IdTable, SearchSegment
+from genius_search.search.table import (
+    Allowed,
+    IdTable,
+    Restriction,
+    SearchSegment,
+    count_allowed,
+)
 from genius_search.search.vectors import StoredVectors
 
+MIN_CELLS_PER_ITEM: Final = 4
+"""If a condition allows fewer items than a quarter of the cells, the cells with such items are
+listed, and the others are not looked at."""
 MAX_SAMPLED_CELLS: Final = 2048
 """Number of cells whose items estimate how many items the better cells have."""
 COST_STEPS: Final = 32_767
@@ -130,6 +139,22 @@ class CellGrid:
             np.bincount(modalities, minlength=len(fences) - 1).astype(np.int64),
         )
 
+    def occupied(
+        self, segments: Sequence[SearchSegment], restriction: Restriction
+    ) -> Int32[np.ndarray, " cells"] | None:
+        """Return the cells with allowed items in any segment, ascending; None if there are many."""
+        most_items = int(np.prod(self.sizes)) // MIN_CELLS_PER_ITEM
+        cells = []
+        for segment, allowed in zip(segments, restriction, strict=True):
+            if allowed is None:
+                return None
+            positions = allowed.positions.rows()
+            most_items -= len(positions)
+            if most_items < 0:
+                return None
+            cells.append(self.starts(segment.table).searchsorted(positions, side="right") - 1)
+        return np.unique(np.concatenate(cells)).astype(np.int32)
+
 
 def _half_norms(
     levels: Sequence[Float32[np.ndarray, "_ dim"]],
@@ -168,6 +193,9 @@ def rank_cells(
     No cell is left out, whatever ``config.candidates`` is.
     """
     target_spread = ranker.spread.target_spread(query.level0)
+    if query.restriction is not None:
+        num_items = sum(segment.table.num_items for segment in segments)
+        config = narrow_search(config, num_items, count_allowed(segments, query.restriction))
     factor = ranker.scale(query.fused, target_spread)
     scaled = np.asarray(query.fused * np.float32(factor), dtype=np.float32)
     parts = [

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
-from genius_search.config import SearchSettings
+from genius_search.config import SearchSettings, narrow_search
 from genius_search.errors import ArtifactMismatch, UsageError, need_packages
 from genius_search.native.build import BLOCK, CODES, NO_MEMORY, open_library
 from genius_search.nn.codebooks import normalize
@@ -35,7 +35,13 @@ from genius_search.search.rank import (
     SearchQuery,
     VectorReader,
 )
-from genius_search.search.table import Allowed, IdTable, Restriction, SearchSegment
+from genius_search.search.table import (
+    Allowed,
+    IdTable,
+    Restriction,
+    SearchSegment,
+    count_allowed,
+)
 from genius_search.search.vectors import RESIDUAL_BITS, StoredFineCodes, StoredVectors
 
 if TYPE_CHECKING:  # most searches need no decoder in PyTorch
@@ -204,7 +210,8 @@ class _Part(ctypes.Structure):
         *_fields(ctypes.c_void_p, "table words before allowed embeddings scales"),
         ("embedding_bytes", ctypes.c_int64),
         *_fields(ctypes.c_void_p, "densities fine cell_starts positions"),
-        *_fields(ctypes.c_void_p, "sampled_counts allowed_counts lengths"),
+        *_fields(ctypes.c_void_p, "sampled_counts allowed_counts lengths occupied"),
+        ("num_occupied", ctypes.c_int64),
     )
 
 
@@ -386,8 +393,11 @@ class CompiledSearch:
                 packed = _pack_parts(segments, query.restriction, vectors, evidence, self._grid)
                 parts_of[id(query.restriction)] = len(parts_of) * len(segments), packed
             first_part, packed = parts_of[id(query.restriction)]
+            settings = config
+            if self._grid is not None and query.restriction is not None:
+                settings = narrow_search(config, packed.num_items, packed.num_allowed)
             requests.append(
-                self._request(query, config, evidence, bits, first_part, packed.num_items)
+                self._request(query, settings, evidence, bits, first_part, packed.num_items)
             )
         fused = [np.asarray(query.fused, dtype=np.float32).tobytes() for query in queries]
         compared = fused
@@ -592,8 +602,14 @@ def _pack_parts(
         return cached
     parts = []
     arrays: list[np.ndarray] = []
+    occupied = None
+    if grid is not None and restriction is not None:
+        occupied = grid.occupied(segments, restriction)
     for number, segment in enumerate(segments):
         part = _Part(table=_table_address(segment.table))
+        if occupied is not None:
+            part.occupied = occupied.ctypes.data
+            part.num_occupied = len(occupied)
         allowed = segment.alive if restriction is None else restriction[number]
         if allowed is not None:
             part.words = allowed.ids.words.ctypes.data
@@ -607,7 +623,8 @@ def _pack_parts(
             arrays += _pack_cells(part, segment, segment.fine, allowed, grid)
         parts.append(part)
     num_items = sum(segment.table.num_items for segment in segments)
-    packed = PackedParts((*sources, arrays), b"".join(parts), num_items)
+    num_allowed = num_items if restriction is None else count_allowed(segments, restriction)
+    packed = PackedParts((*sources, arrays, occupied), b"".join(parts), num_items, num_allowed)
     setattr(evidence, cache, packed)
     return packed
 

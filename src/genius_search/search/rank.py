@@ -184,6 +184,8 @@ class PackedParts(NamedTuple):
     """Structures of search.c, one for each segment."""
     num_items: int
     """Number of items in all segments."""
+    num_allowed: int
+    """Number of those that a search may return."""
 
 
 @dataclass(eq=False)

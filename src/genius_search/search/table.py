@@ -249,6 +249,10 @@ class RankedBits:
         members = np.flatnonzero(is_member)
         return Rows(owner[members], row[members])
 
+    def rows(self) -> Int64[np.ndarray, " members"]:
+        """List all members."""
+        return np.flatnonzero(np.unpackbits(self.words.view(np.uint8), bitorder="little"))
+
     def _rank(self, row: np.ndarray) -> np.ndarray:
         """Count the members before each row."""
         word = row >> 6
@@ -309,6 +313,14 @@ class SearchSegment(NamedTuple):
 
 Restriction = tuple[Allowed | None, ...]
 """The items of each segment that a query may return; None allows all of them."""
+
+
+def count_allowed(segments: Sequence[SearchSegment], restriction: Restriction) -> int:
+    """Return the number of items that a query may return."""
+    return sum(
+        segment.table.num_items if allowed is None else int(allowed.items.sum())
+        for segment, allowed in zip(segments, restriction, strict=True)
+    )
 
 
 def children_in_segments(
