@@ -586,7 +586,9 @@ def pool_from_vectors(
         contents = repr((item.modality, item_texts[row], sources[row])).encode()
         digest = hashlib.sha256(contents + np.ascontiguousarray(vector).tobytes())
         stamps.append(digest.hexdigest()[:STAMP_LENGTH])
-        item_ids[row], item_texts[row], sources[row] = item.id, item.text, item.source
+        item_ids[row] = item.id
+        item_texts[row] = item.text
+        sources[row] = item.source
 
     def items() -> Iterator[Item]:
         return map(Item, item_ids, item_modalities, item_texts, repeat(None), sources, stamps)

@@ -185,7 +185,7 @@ class PackedParts(NamedTuple):
     num_items: int
     """Number of items in all segments."""
     num_allowed: int
-    """Number of those that a search may return."""
+    """Number of items that a search may return."""
 
 
 @dataclass(eq=False)
