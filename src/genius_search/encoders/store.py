@@ -212,9 +212,10 @@ class FeatureStore(Generic[Input]):
                 new = [*compress(block, ~_contains(saved_keys, block_keys))]
             if new:
                 shard = self._encode(new)
-                self._unsaved.append(shard)
                 left_out += shard.left_out
-                num_unsaved += len(shard.rows)
+                if len(shard.rows):
+                    self._unsaved.append(shard)
+                    num_unsaved += len(shard.rows)
             report(len(keys))
             if growing is not None:
                 growing.note_time(new, time.monotonic() - start)
@@ -225,7 +226,7 @@ class FeatureStore(Generic[Input]):
 
     def save(self, number: int | None = None) -> None:
         """Save the features that are not saved yet, as a part with a number."""
-        if self.folder is None or not any(len(shard.rows) for shard in self._unsaved):
+        if self.folder is None or not self._unsaved:
             return
         make_folder(self.folder)
         part = join_shards(self._unsaved)

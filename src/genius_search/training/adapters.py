@@ -32,7 +32,6 @@ from genius_search.recipe import AdapterConfig
 from genius_search.training.encoder import embed_prepared, encoder_stage
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, share_of_rank, train
 from genius_search.training.records import TrainingRecords, embed_training
-from genius_search.writing import ArtifactWriter
 
 VALIDATION_QUERIES: Final = 4096
 """Maximum number of validation queries."""
@@ -243,9 +242,7 @@ def train_adapters(
         folder of the model; receives ``encoder/`` and ``features/``, and until training ends
         ``prepared/`` with the features of the frozen encoders.
     """
-    home, features, prepared_folder = (
-        folder / name for name in ("encoder", "features", "prepared")
-    )
+    home, features, prepared_folder = folder / "encoder", folder / "features", folder / "prepared"
     stage = encoder_stage(records, home, config, encoders=pair.fingerprint)
     if stage.is_finished and not prepared_folder.exists():
         encoder = AdapterEncoder(home, pair)
@@ -259,13 +256,12 @@ def train_adapters(
         validation = _validation_pairs(records, pair, prepared_folder / "val", progress)
         step = _train_best(stage, pair, prepared, validation, config, progress, device)
 
-        def write(writer: ArtifactWriter) -> None:
-            write_weights(writer.path / WEIGHTS_FILE, step.best.state_dict())
+        if stage.writer is not None:
+            write_weights(stage.writer.path / WEIGHTS_FILE, step.best.state_dict())
             specs = {part: encoder.spec for part, encoder in pair.encoders.items()}
-            (writer.path / CONFIG_FILE).write_text(json.dumps(specs, indent=2) + "\n")
-            writer.finish()
-
-        stage.write(write)
+            (stage.writer.path / CONFIG_FILE).write_text(json.dumps(specs, indent=2) + "\n")
+            stage.writer.finish()
+        stage.wait()
     encoder = AdapterEncoder(home, pair)
     return encoder, embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
 

@@ -46,7 +46,6 @@ from genius_search.training.records import (
     embed_training,
     fingerprint_of_files,
 )
-from genius_search.writing import ArtifactWriter
 
 ENCODER_KIND: Final = "encoder"
 FORWARD_BATCH: Final = 2048
@@ -86,9 +85,7 @@ def train_encoder(
         folder of the model; receives ``encoder/`` and ``features/``, and until training ends
         ``prepared/`` with descriptors and tokens.
     """
-    home, features, prepared_folder = (
-        folder / name for name in ("encoder", "features", "prepared")
-    )
+    home, features, prepared_folder = folder / "encoder", folder / "features", folder / "prepared"
     stage = encoder_stage(records, home, config)
     if stage.is_finished:
         encoder = load_small(home, device=device)
@@ -115,11 +112,10 @@ def train_encoder(
             name="train encoder",
         )
 
-        def write(writer: ArtifactWriter) -> None:
-            encoder.save(writer.path)
-            writer.finish()
-
-        stage.write(write)
+        if stage.writer is not None:
+            encoder.save(stage.writer.path)
+            stage.writer.finish()
+        stage.wait()
         encoder = load_small(home, device=device)
     with torch.no_grad():
         return encoder, embed_prepared(encoder, prepared, features, partial(embed_shard, encoder))
@@ -154,7 +150,7 @@ def _embed_prepared(
     return write_features(
         folder,
         zip(source.keys.tolist(), range(len(source)), strict=True),
-        lambda keyed: embed(source.shard(np.array([row for _, row in keyed]))),
+        lambda keyed_rows: embed(source.shard(np.array(keyed_rows, dtype=np.int64)[:, 1])),
         encoder,
         inputs={"records": manifest.inputs["records"]},
         part_rows=PREPARED_PART_ROWS,

@@ -25,7 +25,6 @@ from genius_search.progress import Progress
 from genius_search.recipe import GeneratorConfig
 from genius_search.training.codebooks import encode_features, fuse_features
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
-from genius_search.writing import ArtifactWriter
 
 CONTRASTED_QUERIES: Final = 64
 """Maximum number of queries of a batch whose target IDs are contrasted with other IDs."""
@@ -67,11 +66,10 @@ def train_generator(
         name="train generator",
     )
 
-    def write(writer: ArtifactWriter) -> None:
+    if stage.writer is not None:
         shutil.rmtree(fused_folder)
-        write_generator(writer, generator, dim=codebooks.dim)
-
-    stage.write(write)
+        write_generator(stage.writer, generator, dim=codebooks.dim)
+    stage.wait()
     return open_artifact(folder, kind=GENERATOR_KIND)
 
 

@@ -57,25 +57,32 @@ def share_of_rank() -> Share:
 
 
 class Stage:
-    """The folder of a stage: the first rank writes it, the others wait for it."""
+    """The folder of a stage: the first rank writes it, the others wait for it.
+
+    ::
+
+        if stage.writer is not None:
+            ...  # write the results to stage.writer.path
+            stage.writer.finish()
+        stage.wait()
+    """
 
     def __init__(
         self, folder: Path, *, kind: str, config: Mapping[str, Any], inputs: Mapping[str, str]
     ) -> None:
         is_first = parallel.rank() == 0
-        self._writer = (
+        self.writer = (
             ArtifactWriter(folder, kind=kind, config=config, inputs=inputs) if is_first else None
         )
-        is_finished = self._writer is not None and self._writer.finished() is not None
+        """The writer of the folder on the first rank; None on the others."""
+        is_finished = self.writer is not None and self.writer.finished() is not None
         self.is_finished = parallel.broadcast(is_finished)
         """Whether the folder is complete and was written with the same settings and inputs."""
-        self.path = parallel.broadcast(self._writer.path if self._writer else folder)
+        self.path = parallel.broadcast(self.writer.path if self.writer else folder)
         """Folder for unfinished work, which becomes the folder of the stage."""
 
-    def write(self, write: Callable[[ArtifactWriter], object]) -> None:
-        """Let the first rank write the results and finish the folder."""
-        if self._writer is not None:
-            write(self._writer)
+    def wait(self) -> None:
+        """Wait until the first rank has finished the folder."""
         parallel.wait_for_ranks()
 
 

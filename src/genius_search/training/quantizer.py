@@ -31,7 +31,6 @@ from genius_search.recipe import QuantizerConfig
 from genius_search.records import NUM_MODALITIES
 from genius_search.training.codebooks import encode_features, measure_items, write_quantizer
 from genius_search.training.loop import Stage, Step, StepResult, num_steps, train
-from genius_search.writing import ArtifactWriter
 
 HEALTH_SAMPLE: Final = 4_096
 """Number of candidates whose IDs are examined during training; at the end all are."""
@@ -94,12 +93,11 @@ def train_quantizer(
         name="train quantizer",
     )
 
-    def write(writer: ArtifactWriter) -> None:
+    if stage.writer is not None:
         codebooks, health = measure_candidates(quantizer, pairs.candidates)
         progress.say(f"IDs: {'; '.join(health.problems) or 'healthy'}")
-        write_quantizer(writer, codebooks)
-
-    stage.write(write)
+        write_quantizer(stage.writer, codebooks)
+    stage.wait()
     return StoredQuantizer(folder)
 
 
@@ -222,7 +220,8 @@ class QuantizerStep:
     def _fuse(self, features: Features, rows: np.ndarray) -> Tensor:
         """Return the fused embeddings of rows of features."""
         batch = features.gather(rows)
-        image, text = (torch.from_numpy(part).to(self.device) for part in (batch.image, batch.text))
+        image = torch.from_numpy(batch.image).to(self.device)
+        text = torch.from_numpy(batch.text).to(self.device)
         fused: Tensor = self.quantizer.fusion(image, text)
         return fused
 
