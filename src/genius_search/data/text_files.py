@@ -32,15 +32,10 @@ class Document(NamedTuple):
     """A message if the text is not complete."""
 
 
-class DecodedText(NamedTuple):
-    """The text of a file, and the name of its encoding."""
+def decode_file(path: Path, max_bytes: int | None = None) -> tuple[str, str]:
+    """Return the text of a file, and its encoding.
 
-    text: str
-    encoding: str
-
-
-def decode_file(path: Path, max_bytes: int | None = None) -> DecodedText:
-    """Return the text of a file in UTF-8, UTF-16 with a byte order mark, or Windows-1252.
+    It may be UTF-8, UTF-16 with a byte order mark, or Windows-1252.
 
     Raises
     ------
@@ -65,7 +60,7 @@ def decode_file(path: Path, max_bytes: int | None = None) -> DecodedText:
         text = _decode_western(path, raw)
     if "\0" in text:
         raise BadImage(path, "contains NUL characters, as UTF-16 and UTF-32 do; save it as UTF-8")
-    return DecodedText(text, encoding.removesuffix("-sig"))
+    return text, encoding.removesuffix("-sig")
 
 
 def _decode_western(path: Path, raw: bytes) -> str:
@@ -83,7 +78,7 @@ def _decode_western(path: Path, raw: bytes) -> str:
 
 def decode_text(path: Path) -> str:
     """Return the text of a file; see :func:`decode_file`."""
-    return decode_file(path).text
+    return decode_file(path)[0]
 
 
 def read_text(path: Path) -> str:
@@ -107,8 +102,8 @@ def read_plain(path: Path) -> Document:
     BadImage
         The file is too large or has no words, or :func:`decode_file` raises it.
     """
-    decoded = decode_file(path, MAX_TEXT_BYTES)
-    text = clean(decoded.text).strip()
+    decoded, encoding = decode_file(path, MAX_TEXT_BYTES)
+    text = clean(decoded).strip()
     if not text:
         raise BadImage(path, "is a text without words")
-    return Document(text, {"encoding": WESTERN} if decoded.encoding == WESTERN else {})
+    return Document(text, {"encoding": WESTERN} if encoding == WESTERN else {})

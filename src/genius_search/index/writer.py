@@ -229,9 +229,10 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
     def split_batches() -> Iterator[Item]:
         """Yield the items, and collect the arrays and the passages meanwhile."""
         row = -1
-        writer = ItemIdWriter(folder)
+        num_id_bytes = append_item_ids(folder, [], 0)  # an empty segment has the files, too
         for entries, arrays in batches:
-            writer.append([entry.id for entry in entries if isinstance(entry, Item)])
+            item_ids = [entry.id for entry in entries if isinstance(entry, Item)]
+            num_id_bytes = append_item_ids(folder, item_ids, num_id_bytes)
             is_item = np.array([isinstance(entry, Item) for entry in entries])
             of_items = arrays.take(is_item)
             if of_items.embeddings is not None:
@@ -270,22 +271,16 @@ def _write_arrays(folder: Path, all_arrays: Sequence[ItemArrays]) -> None:
         append_rows(folder / FINE, to_blocks(np.concatenate(fine), table.items, FINE_ROWS))
 
 
-class ItemIdWriter:
-    """Writes the ids of a segment's items (:class:`genius_search.index.store.ItemIds`)."""
+def append_item_ids(folder: Path, item_ids: Sequence[str], num_bytes: int) -> int:
+    """Append the ids of a segment's items (:class:`genius_search.index.store.ItemIds`).
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._size = 0
-        self.append([])  # an empty segment has the files, too
-
-    def append(self, item_ids: Sequence[str]) -> None:
-        """Append ids."""
-        encoded = [item_id.encode() for item_id in item_ids]
-        characters = np.frombuffer(b"".join(encoded), dtype=np.uint8)
-        ends = self._size + np.cumsum([*map(len, encoded)], dtype=np.int64)
-        self._size += len(characters)
-        append_rows(self._folder / ITEM_IDS, characters)
-        append_rows(self._folder / ITEM_ID_ENDS, ends)
+    ``num_bytes`` is the length of the ids before them; return that with these ids.
+    """
+    encoded = [item_id.encode() for item_id in item_ids]
+    ends = num_bytes + np.cumsum([*map(len, encoded)], dtype=np.int64)
+    append_rows(folder / ITEM_IDS, np.frombuffer(b"".join(encoded), dtype=np.uint8))
+    append_rows(folder / ITEM_ID_ENDS, ends)
+    return int(ends[-1]) if len(ends) else num_bytes
 
 
 def alive_items(segment: Segment) -> Iterator[Item]:
@@ -543,31 +538,28 @@ def writing_lock(folder: Path, *, wait_seconds: float, may_create: bool = True) 
             lock.release()
 
 
-class _ThreadLock:
-    """A lock between the threads of a process, and the thread that holds it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.holder: int | None = None
-
-
-_THREAD_LOCKS: Final[dict[tuple[int, str], _ThreadLock]] = {}
-"""Locks by process and folder. After a fork, the child does not have the thread that held one."""
+_THREAD_LOCKS: Final[dict[tuple[int, str], threading.Lock]] = {}
+"""Locks between threads, by process and folder. After a fork, the child does not have the thread
+that held one."""
+_LOCK_HOLDERS: Final[dict[tuple[int, str], int]] = {}
+"""The threads that hold these locks."""
 
 
 @contextlib.contextmanager
 def _thread_lock(folder: Path, wait_seconds: float) -> Iterator[None]:
     """Wait until no other thread of this process writes to a folder."""
-    held = _THREAD_LOCKS.setdefault((os.getpid(), os.path.realpath(folder)), _ThreadLock())
+    key = (os.getpid(), os.path.realpath(folder))
+    lock = _THREAD_LOCKS.setdefault(key, threading.Lock())
     seconds = min(wait_seconds or threading.TIMEOUT_MAX, threading.TIMEOUT_MAX)
-    if held.holder == threading.get_ident() or not held.lock.acquire(timeout=seconds):
+    is_own = _LOCK_HOLDERS.get(key) == threading.get_ident()
+    if is_own or not lock.acquire(timeout=seconds):
         raise _held_by_another(folder)
     try:
-        held.holder = threading.get_ident()
+        _LOCK_HOLDERS[key] = threading.get_ident()
         yield
     finally:
-        held.holder = None
-        held.lock.release()
+        _LOCK_HOLDERS.pop(key, None)
+        lock.release()
 
 
 def _held_by_another(folder: Path) -> HeldByAnother:
