@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import shlex
 import sys
 from collections import Counter
@@ -93,6 +94,10 @@ class Create(DeviceOptions, ItemOptions, OcrOption, WaitOption, JsonOption, Inde
     query_vectors: OptionalFile = None
     """Without a model: a .npy file with the encoder's vectors of at least 100 typical queries."""
 
+    part: Annotated[str | None, optional("I/N")] = None
+    """Only encode the I-th of N parts of the pool, such as 2/4, each on a machine of its own. Then
+    run the command without --part."""
+
     def run(self) -> None:
         print(f"reading {self.pool or self.vectors or self.index}", file=sys.stderr, flush=True)
         from genius_search.index.build import require_free_folder
@@ -108,6 +113,9 @@ class Create(DeviceOptions, ItemOptions, OcrOption, WaitOption, JsonOption, Inde
             from genius_search.cli.encoders import choose_encoder
 
             encoder, download = choose_encoder(pool, download=download)
+        if self.part is not None:
+            self._encode_part(self.part, pool, encoder, download=download)
+            return
         with TerminalProgress() as progress:
             settings: dict[str, Any] = {
                 "model": self.model,
@@ -131,6 +139,36 @@ class Create(DeviceOptions, ItemOptions, OcrOption, WaitOption, JsonOption, Inde
             query = ["your query"] if self.vectors is None else ["--vector", "query.npy"]
             self.read_pictures(index, progress)
             progress.say_next("genius", "search", self.index, *query)
+
+    def _encode_part(
+        self, part: str, pool: Path | Pool, encoder: str | None, *, download: bool
+    ) -> None:
+        """Encode a part of the pool for a later run."""
+        from genius_search.index.build import encode_share
+        from genius_search.index.pool import Pool, open_pool
+
+        numbers = re.fullmatch(r"([1-9]\d{0,3})/([1-9]\d{0,3})", part)
+        if numbers is None or int(numbers[1]) > int(numbers[2]):
+            raise UsageError(f"--part is {part!r}; expected I/N with I from 1 to N, such as 2/4")
+        if self.vectors is not None:
+            raise UsageError("--part shares out the encoding of a pool, and vectors need none")
+        if not isinstance(pool, Pool):
+            pool = open_pool(pool, **self.reading_options())
+        with TerminalProgress() as progress:
+            encoded = encode_share(
+                self.index,
+                pool,
+                (int(numbers[1]) - 1, int(numbers[2])),
+                model=self.model,
+                encoder=encoder,
+                device=self.device,
+                download=download,
+                progress=progress,
+            )
+            progress.say(
+                f"encoded {plural(len(encoded.features), 'item')} of {len(encoded.changes):,}; "
+                "when all parts are encoded, run the command without --part"
+            )
 
 
 @command

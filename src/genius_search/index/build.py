@@ -236,8 +236,13 @@ class PoolChanges:
                 yield item
                 yield from change.passages
 
-    def encode(self, work: ItemEncoder, progress: Progress) -> None:
-        """Encode the items whose features cannot be reused, or take the pool's vectors."""
+    def encode(
+        self, work: ItemEncoder, progress: Progress, *, share: tuple[int, int] = (0, 1)
+    ) -> None:
+        """Encode the items whose features cannot be reused, or take the pool's vectors.
+
+        With the ``share`` (i, n), only every n-th item is encoded, from number i on.
+        """
         if self.pool.vectors is not None:
             rows = np.array([change.number for change in self.changes], dtype=np.int64)
             modality = np.array([item.modality.code for _, item in self.items()], dtype=np.int8)
@@ -249,7 +254,9 @@ class PoolChanges:
             self._divide_texts()
         count = self._count_entries()
         if count:
-            self.features = work.encode(self.entries(), count, progress, pool=self.pool)
+            self.features = work.encode(
+                self.entries(), count // share[1], progress, pool=self.pool, share=share
+            )
             self.contents = self.features.contents
             self.left_out += self.features.left_out
 
@@ -642,6 +649,44 @@ def create_index(
             raise
         remove_work(folder)
         return new_model, pool_changes.summary(num_written, 0)
+
+
+def encode_share(
+    folder: Path,
+    pool: Pool,
+    share: tuple[int, int],
+    *,
+    model: str | Path | None,
+    encoder: str | None,
+    device: str,
+    download: bool,
+    progress: Progress,
+) -> PoolChanges:
+    """Encode a share of the items of a new index, whose features :func:`create_index` then finds.
+
+    Several processes and machines may encode their shares at the same time, if they see the pool
+    and the folder under the same paths. Return the items, of which those of the share have
+    features.
+
+    Parameters
+    ----------
+    share
+        With (i, n), every n-th item is encoded, from number i on.
+
+    Raises
+    ------
+    UsageError
+        The folder holds an index or other files, or the encoder cannot be opened.
+    BadData
+        Features are not finite.
+    """
+    trained, used_encoder = _open_model(pool, model, encoder, device=device, download=download)
+    require_free_folder(folder)
+    pool_changes = find_changes(folder, pool, used_encoder, None, divides=trained is None)
+    with item_encoder(folder, used_encoder) as work:
+        pool_changes.encode(work, progress, share=share)
+        work.save()
+    return pool_changes
 
 
 def check_recall(

@@ -317,22 +317,12 @@ def _query_rows(
 def _item_features(
     writer: Writer, model: Genius, queries: Features, progress: Progress
 ) -> Features:
-    """Return the features of all items, if possible without encoding them again.
-
-    The stored embedding of an item is its feature if the item has only one, which is a unit vector.
-    It is not for a pair, whose embedding is a sum, after a trained fusion, or with few bits.
-    """
+    """Return the features of all items, if possible without encoding them again."""
     snapshot = writer.snapshot
-    sample = queries.gather(np.arange(min(len(queries), MAX_BATCH_ITEMS)))
-    lengths = np.linalg.norm(sample.total(), axis=1)
-    if (
-        snapshot.manifest.embeddings != "none"
-        and snapshot.manifest.embedding_bits >= MIN_TRAINING_BITS
-        and model.codebooks.config.fusion.kind == "sum"
-        and not (snapshot.manifest.reads_images and _has_pairs(snapshot))
-        and bool((np.abs(lengths - 1) < MAX_LENGTH_ERROR).all())
-    ):
+    reason = _why_encode(snapshot, model, queries)
+    if reason is None:
         return stored_features(snapshot, model)
+    progress.say(f"encoding the items again, since {reason}")
     with item_encoder(writer.folder, model.encoder) as work:
         features = work.encode(
             alive_entries(snapshot.segments), snapshot.num_alive, progress, has_contents=False
@@ -340,6 +330,27 @@ def _item_features(
         work.save()
     refuse_left_out(features.left_out, model.encoder)
     return features
+
+
+def _why_encode(snapshot: Snapshot, model: Genius, queries: Features) -> str | None:
+    """Return why stored embeddings cannot take the place of features; None if they can.
+
+    The stored embedding of an item is its feature if the item has only one, which is a unit vector.
+    """
+    manifest = snapshot.manifest
+    if manifest.embeddings == "none":
+        return "the index stores no embeddings"
+    if manifest.embedding_bits < MIN_TRAINING_BITS:
+        return f"stored embeddings have {manifest.embedding_bits} bits per number"
+    if model.codebooks.config.fusion.kind != "sum":
+        return "stored embeddings were fused by training"
+    if manifest.reads_images and _has_pairs(snapshot):
+        return "embeddings of pictures with texts are sums of features"
+    sample = queries.gather(np.arange(min(len(queries), MAX_BATCH_ITEMS)))
+    lengths = np.linalg.norm(sample.total(), axis=1)
+    if (np.abs(lengths - 1) >= MAX_LENGTH_ERROR).any():
+        return "the encoder's features are no unit vectors"
+    return None
 
 
 def _has_pairs(snapshot: Snapshot) -> bool:

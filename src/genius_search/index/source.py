@@ -6,6 +6,7 @@ in ``.work/``, so that an interrupted run loses little.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -155,6 +156,7 @@ class ItemEncoder:
         *,
         pool: Pool = STORED_ITEMS,
         has_contents: bool = True,
+        share: tuple[int, int] = (0, 1),
     ) -> Features:
         """Return the features of items and passages; their ids are the positions of the entries.
 
@@ -170,6 +172,8 @@ class ItemEncoder:
             Pool that the items are from, which adds the texts and fields inside their files.
         has_contents
             Whether to read the files for their content hashes, too.
+        share
+            The entries to encode: with (i, n), every n-th, from number i on.
 
         Raises
         ------
@@ -183,7 +187,7 @@ class ItemEncoder:
             partial(self._encode_block, pool=pool, has_contents=has_contents),
         )
         features, positions = self._store.encode(
-            _keyed_items(entries, pool),
+            itertools.islice(_keyed_items(entries, pool), share[0], None, share[1]),
             GrowingBlocks(
                 MAX_BLOCK_IMAGES if self._has_pixels else MAX_BLOCK_TEXTS, self._shows_speed
             ),

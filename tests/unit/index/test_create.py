@@ -116,6 +116,28 @@ def test_an_interrupted_run_encodes_nothing_twice(pool, clip_folder, tmp_path, m
     assert not (tmp_path / "i" / ".work").exists()
 
 
+def test_parts_of_a_pool_are_encoded_by_several_runs(pool, clip_folder, tmp_path, monkeypatch):
+    arguments = ["index", "create", str(tmp_path / "i"), "--pool", str(pool)]
+    arguments += ["--encoder", f"clip:{clip_folder}"]
+    encoded = []
+
+    def encode(rows, encoder, **options):
+        encoded.extend(row.key.id for _, row in rows)
+        return encode_rows(rows, encoder, **options)
+
+    monkeypatch.setattr(source, "encode_rows", encode)
+    assert main([*arguments, "--part", "2/2"]) == 0
+    second = {*encoded}
+    assert main([*arguments, "--part", "1/2"]) == 0
+    assert len(encoded) == len({*encoded}) == 19
+    assert len(second) == 9
+    encoded.clear()
+    assert main(arguments) == 0
+    assert encoded == ["broken.png"]
+    assert len(Index.open(tmp_path / "i").search("red", k=50)) == 18
+    assert main([*arguments, "--part", "3/2"]) == 2
+
+
 def test_texts_alone_need_an_encoder_of_texts_only(pool, sentence_folder, tmp_path):
     lines = "".join(
         f'{{"did": "1:{n}", "modality": "text", "txt": "{words}"}}\n'

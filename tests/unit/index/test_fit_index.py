@@ -220,7 +220,8 @@ def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
     )
     arguments = ["fit", str(log), "--index", str(tmp_path / "i"), "--preset", "tiny", "--force"]
     assert main(arguments) == 0
-    said = capsys.readouterr().out
+    said, progress = capsys.readouterr()
+    assert "encoding the items again, since the encoder's features are no unit" in progress
     assert "110 pairs, of which 1 were left out" in said
     assert "now uses the new model" in said
     assert main(["search", str(tmp_path / "i"), "red anchor 3"]) == 0
