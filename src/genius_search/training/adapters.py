@@ -242,7 +242,9 @@ def train_adapters(
         folder of the model; receives ``encoder/`` and ``features/``, and until training ends
         ``prepared/`` with the features of the frozen encoders.
     """
-    home, features, prepared_folder = folder / "encoder", folder / "features", folder / "prepared"
+    home = folder / "encoder"
+    features = folder / "features"
+    prepared_folder = folder / "prepared"
     stage = encoder_stage(records, home, config, encoders=pair.fingerprint)
     if stage.is_finished and not prepared_folder.exists():
         encoder = AdapterEncoder(home, pair)

@@ -85,7 +85,9 @@ def train_encoder(
         folder of the model; receives ``encoder/`` and ``features/``, and until training ends
         ``prepared/`` with descriptors and tokens.
     """
-    home, features, prepared_folder = folder / "encoder", folder / "features", folder / "prepared"
+    home = folder / "encoder"
+    features = folder / "features"
+    prepared_folder = folder / "prepared"
     stage = encoder_stage(records, home, config)
     if stage.is_finished:
         encoder = load_small(home, device=device)

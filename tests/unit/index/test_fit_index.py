@@ -221,7 +221,7 @@ def test_a_log_of_queries_is_pairs(pictures, clip_folder, tmp_path, capsys):
     arguments = ["fit", str(log), "--index", str(tmp_path / "i"), "--preset", "tiny", "--force"]
     assert main(arguments) == 0
     said, progress = capsys.readouterr()
-    assert "encoding the items again, since the encoder's features are no unit" in progress
+    assert "encoding the items again, since embeddings of pictures with texts are" in progress
     assert "110 pairs, of which 1 were left out" in said
     assert "now uses the new model" in said
     assert main(["search", str(tmp_path / "i"), "red anchor 3"]) == 0
