@@ -169,7 +169,7 @@ def test_the_beam_is_a_dial_and_the_answer_says_how_it_was_searched(page):
         page.keyboard.press("ArrowRight")
         page.wait_for_url(lambda url, beam=beam: url.endswith(f"beam={beam}"))
     page.get_by_role("combobox", name="Re-ranking").select_option("embeddings")
-    page.locator("#results").get_by_text("Expert").click()
+    page.locator("#results").get_by_text("About this search").click()
     expect(page.get_by_text(re.compile(r"\d+ ms, beam 100, re-ranking embeddings"))).to_be_visible()
 
 

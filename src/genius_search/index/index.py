@@ -70,6 +70,20 @@ if TYPE_CHECKING:
     from genius_search.index.writer import Deleted, Writer
     from genius_search.recipe import FitConfig
 
+DEFAULT_OPTIONS: Final[dict[str, Any]] = {
+    "parts": (),
+    "combine": "sum",
+    "instruction": None,
+    "modality": None,
+    "where": (),
+    "match": None,
+    "offset": 0,
+    "beam": None,
+    "order_by": None,
+    "facets": (),
+    "group_by": None,
+}
+"""The options with which a search for a vector alone needs no request."""
 READ_AT_ONCE: Final = 1000
 """Items that an iteration reads together."""
 log = logging.getLogger("genius_search")
@@ -1138,29 +1152,22 @@ class Index:
             There is no query, an option is out of range, or a condition cannot be parsed.
         """
         searcher = self._current_searcher(config)
-        has_no_options = instruction is None and combine == "sum" and offset == 0 and beam is None
-        has_no_conditions = modality is None and where == () and match is None
-        is_arranged = order_by is not None or facets != () or group_by is not None
-        is_alone = query is None and image is None and parts == () and not is_arranged
-        if vector is not None and is_alone and has_no_conditions and has_no_options:
-            return searcher.search_vectors([vector], k)[0]
         options: dict[str, Any] = {
-            "image": image,
-            "vector": vector,
             "parts": parts,
             "combine": combine,
             "instruction": instruction,
             "modality": modality,
             "where": where,
             "match": match,
-            "hybrid": hybrid,
-            "k": k,
             "offset": offset,
             "beam": beam,
             "order_by": order_by,
             "facets": facets,
             "group_by": group_by,
         }
+        if vector is not None and query is None and image is None and options == DEFAULT_OPTIONS:
+            return searcher.search_vectors([vector], k)[0]
+        options |= {"image": image, "vector": vector, "hybrid": hybrid, "k": k}
         if not isinstance(query, list | tuple):
             return searcher.search([as_request(query, options)])[0]
         return HitsOfQueries(searcher.search([as_request(part, options) for part in query]))

@@ -109,7 +109,7 @@ function Answer({ answer, state }) {
       <h2>${hitsText(hits)}</h2>
       <${StackChoice} state=${state} label="Stack near-duplicates" />
       <details class="fine">
-        <summary>Expert</summary>
+        <summary>About this search</summary>
         <p>${milliseconds} ms, beam ${settings.beam}, re-ranking ${settings.rerank}</p>
       </details>
     </div>
