@@ -9,6 +9,7 @@ from typing import Any
 
 import tyro
 
+from genius_search.cli import unwrap_help
 from genius_search.cli.terminal import print_text
 from genius_search.errors import GeniusError
 
@@ -40,11 +41,14 @@ def run(command_class: Any, name: str, arguments: Sequence[str] | None = None) -
     """
     # PyTorch's waiting threads would otherwise keep cores busy that other processes need.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "-h" in words or "--help" in words:
+        unwrap_help(command_class)
     try:
         program: Any = tyro.cli(
             command_class,
             prog=f"python -m research.{name}",
-            args=list(sys.argv[1:] if arguments is None else arguments),
+            args=words,
             config=(tyro.conf.FlagCreatePairsOff,),
         )
         return program.run() or 0

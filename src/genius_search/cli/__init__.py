@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import tyro
 
@@ -137,7 +137,10 @@ def run_command(name: str, arguments: Sequence[str]) -> int:
 
 
 def unwrap_help(flags: type) -> None:
-    """Join the lines of each flag's description; tyro would keep the line breaks of the source."""
+    """Join the lines of each flag's description; tyro would keep line breaks of the source.
+
+    Fields that are dataclasses are groups of flags.
+    """
     with contextlib.suppress(ImportError):  # a private module of tyro; its cache is edited in place
         from tyro._docstrings import parse_docstring_from_object
 
@@ -146,6 +149,9 @@ def unwrap_help(flags: type) -> None:
             descriptions.update(
                 {name: " ".join(text.split()) for name, text in descriptions.items()}
             )
+        for field_type in get_type_hints(flags).values():
+            if isinstance(field_type, type) and dataclasses.is_dataclass(field_type):
+                unwrap_help(field_type)
 
 
 def expand_paths(command: Any) -> Any:

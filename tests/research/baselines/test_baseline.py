@@ -156,3 +156,11 @@ def test_an_interrupted_training_of_a_baseline_continues(workspace, tmp_path):
 def test_kinds_and_options_that_contradict_are_refused(workspace, tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
         workspace.fit(BaselineConfig(**options), tmp_path / "decoder")
+
+
+def test_help_has_whole_sentences_without_line_breaks_of_the_source(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    sentence = "The vectors of a file's codes are fitted to the embeddings of their items."
+    assert sentence in capsys.readouterr().out
