@@ -6,6 +6,7 @@ The words that say nothing and the patterns of translated English are lists: ext
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -38,6 +39,7 @@ DATA = {
 """Texts of data sets, whose published results would change with them."""
 
 
+@functools.cache
 def read(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -54,7 +56,7 @@ def assigned_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def sentences(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and text of each docstring, message, and block of comments."""
     text = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(read(path)):
         if isinstance(node, ast.JoinedStr):
             parts = [part.value if isinstance(part, ast.Constant) else "X" for part in node.values]
             yield node.lineno, "".join(parts)

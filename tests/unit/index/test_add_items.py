@@ -145,7 +145,7 @@ def test_pictures_of_a_killed_change_are_removed_by_the_next_writer(
     model, index, tmp_path, killed_at
 ):
     index.add([NewItem("one", image=picture("red")), NewItem("two", "a drum")])
-    for number in range(1, 1_000, 3):
+    for number in range(1, 1_000, 5):
         folder = shutil.copytree(index.folder, tmp_path / str(number))
         copy = Index.open(folder, model=model)
         new = [NewItem("one", image=picture("blue"))]
