@@ -444,17 +444,16 @@ class Searcher:
                 merge_score = max(best_scores_below.get(group, -math.inf), hit.score)
                 best_scores_below[group] = merge_score
                 groups[group].append((merge_score, hit))
-        hit_lists = []
+        hits_of_all: list[SearchHit] = []
         modalities = []
         for scored in groups.values():
             scored.sort(key=lambda scored_hit: (-scored_hit[0], scored_hit[1].rank))
             best_hits = number_hits([hit for _, hit in scored[: request.k]])
             scores = [score for score, _ in scored[: request.k]]
             best_scores = scores[:COMPARABLE_RANK] if has_scores else []
-            hit_lists.append(best_hits)
+            hits_of_all += best_hits
             modalities.append(ModalityHits.of_hits(best_hits, scores, best_scores))
-        origins = merge_modalities(modalities, request.k)
-        return [hit_lists[origin.modality][origin.position] for origin in origins]
+        return [hits_of_all[number] for number in merge_modalities(modalities, request.k)]
 
 
 def _read_picture(image: Any) -> Any:

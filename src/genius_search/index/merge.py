@@ -67,17 +67,10 @@ class ModalityHits(NamedTuple):
         )
 
 
-class MergedPosition(NamedTuple):
-    """Where a hit of a merged list comes from."""
+def merge_modalities(modalities: Sequence[ModalityHits], k: int) -> list[int]:
+    """Merge the hits of several modalities into one list, and return the numbers of ``k`` hits.
 
-    modality: int
-    """Number of its :class:`ModalityHits`."""
-    position: int
-    """Position in these hits."""
-
-
-def merge_modalities(modalities: Sequence[ModalityHits], k: int) -> list[MergedPosition]:
-    """Merge the hits of several modalities into one list of ``k`` hits.
+    The hits of all modalities are numbered from 0, those of a modality after those before it.
 
     Pinned hits come first, then hits that are identical to the query. The remaining hits are
     ordered
@@ -92,17 +85,16 @@ def merge_modalities(modalities: Sequence[ModalityHits], k: int) -> list[MergedP
     If the excess is unknown, the first hit of each modality comes first, then the second of each.
     Within a modality hits keep their order.
     """
-    keys: list[tuple[bool, bool, float, int, float, MergedPosition]] = []
+    keys: list[tuple[bool, bool, float, int, float, int]] = []
     by_score = are_comparable(modalities)
-    for number, hits in enumerate(modalities):
+    for hits in modalities:
         values = _order_values(hits, modalities, by_score=by_score)
         for position, value in enumerate(values):
             is_pinned = position < hits.num_pinned
             is_same = hits.is_same[position]
             score = hits.scores[position]
-            origin = MergedPosition(number, position)
-            keys.append((not is_pinned, not is_same, -value, position, -score, origin))
-    return [origin for *_, origin in sorted(keys)[:k]]
+            keys.append((not is_pinned, not is_same, -value, position, -score, len(keys)))
+    return [number for *_, number in sorted(keys)[:k]]
 
 
 def are_comparable(modalities: Sequence[ModalityHits]) -> bool:

@@ -288,14 +288,12 @@ class SnapshotSearcher:
             all_best.append(best)
             num_pinned = 0 if matches is None else min(query.k, int(matches.has_code.sum()))
             modalities.append(self._modality_hits(query, scored, best, num_pinned))
-        counts = [len(best.items) for best in all_best]
-        first_rows = np.cumsum([0, *counts[:-1]])
+        best_of_all = concatenate(all_best)
         k = ranked[0][0].k
         # A video may be found twice: by a frame, which is an image, and by a subtitle, a text.
         has_moments = self.snapshot.has_moments
-        origins = merge_modalities(modalities, sum(counts) if has_moments else k)
-        rows = [first_rows[origin.modality] + origin.position for origin in origins]
-        merged = concatenate(all_best).take(np.array(rows, dtype=np.int64))
+        rows = merge_modalities(modalities, len(best_of_all.items) if has_moments else k)
+        merged = best_of_all.take(np.array(rows, dtype=np.int64))
         if has_moments:
             first_rows = np.unique(self._candidates.locations(merged), return_index=True)[1]
             merged = merged.take(np.sort(first_rows)[:k])

@@ -334,7 +334,7 @@ def test_merged_hits_are_ordered_by_probability_where_the_index_is_calibrated(
             (made.search("a red kite", modality="text", k=2), (0.5, 0.1)),
         )
     ]
-    origins = merge_modalities([ModalityHits.of_hits(hits, [0.0, 0.0]) for hits in lists], 3)
-    merged = [lists[origin.modality][origin.position] for origin in origins]
+    numbers = merge_modalities([ModalityHits.of_hits(hits, [0.0, 0.0]) for hits in lists], 3)
+    merged = [[*lists[0], *lists[1]][number] for number in numbers]
     assert [hit.probability for hit in merged] == [0.9, 0.8, 0.5]
     assert [hit.rank for hit in merged] == [1, 2, 1]

@@ -234,8 +234,8 @@ def test_words_change_the_order_of_a_modality_and_not_its_place_among_others():
     raised = [hit("with the word", 1, 1.0), hit("nearest", 2, 4.0)]
     pictures = [hit("picture", 1, 3.0), hit("farther picture", 2, 0.5)]
     parts = [(raised, [0.2, 0.3]), (pictures, [0.1, 0.0])]
-    origins = merge_modalities([ModalityHits.of_hits(*part) for part in parts], 4)
-    merged = [parts[origin.modality][0][origin.position] for origin in origins]
+    numbers = merge_modalities([ModalityHits.of_hits(*part) for part in parts], 4)
+    merged = [[*raised, *pictures][number] for number in numbers]
     assert ids(merged) == ["with the word", "picture", "nearest", "farther picture"]
 
 
