@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from genius_search.data.features import Features
-from genius_search.index.build import encode_batch
+from genius_search.index.build import arrays_of_features
 from genius_search.index.store import StoredEmbeddings
 from genius_search.index.writer import ItemArrays
 from genius_search.model import Genius
@@ -68,7 +68,7 @@ def _write_codes(
     for start in range(first, len(features), BATCH):
         rows = slice(start, min(start + BATCH, len(features)))
         batch = features.gather(np.arange(rows.start, rows.stop))
-        encoded = encode_batch(model, batch, features.modality[rows], embeddings=embeddings)
+        encoded = arrays_of_features(model, batch, features.modality[rows], embeddings=embeddings)
         for name, values in encoded._asdict().items():
             if not isinstance(values, np.ndarray):
                 continue

@@ -24,7 +24,7 @@ from genius_search.config import DENSITY_WEIGHT, PAPER_SEARCH, SearchConfig
 from genius_search.data.features import FeatureBatch
 from genius_search.encoders.contents import encode_contents
 from genius_search.errors import BadData, UsageError
-from genius_search.index.build import encode_batch
+from genius_search.index.build import arrays_of_features
 from genius_search.index.encode import QUERY_KEY
 from genius_search.index.evaluate import format_first_ids
 from genius_search.index.store import StoredEmbeddings
@@ -236,7 +236,7 @@ class MtebModel:
             )
             batch_modalities = [content.modality for content in contents]
             codes = np.array([modality.code for modality in batch_modalities], dtype=np.int8)
-            encoded.append(encode_batch(self.model, features, codes, embeddings=stored))
+            encoded.append(arrays_of_features(self.model, features, codes, embeddings=stored))
             ids += [content.id for content in contents]
             modalities += batch_modalities
         if not ids:

@@ -93,10 +93,10 @@ def test_the_library_finds_the_items_and_scores_of_the_plain_search(
     searcher, queries = segments_and_queries
     settings = dataclasses.replace(searcher.config, candidates=10**6, **changes)
     ranker, evidence = searcher.model.ranker, searcher.snapshot.evidence(searcher.model.ranker)
-    evidence.packed_parts = evidence.packed_all = None
+    evidence.packed_allowed = evidence.packed_all = None
     segments = searcher.snapshot.searched_segments
     found = open_compiled_search(ranker).search(segments, queries, settings, evidence)
-    evidence.packed_parts = evidence.packed_all = None
+    evidence.packed_allowed = evidence.packed_all = None
     for query, ranking in zip(queries, found, strict=True):
         everything = dataclasses.replace(settings, shortlist=0)
         plain = rank_cells(
@@ -130,10 +130,10 @@ def test_the_cells_of_few_allowed_items_are_searched_as_all_cells(
     rankings = []
     for cells_per_item in (1e-6, 1e6):
         monkeypatch.setattr(cells, "MIN_CELLS_PER_ITEM", cells_per_item)
-        evidence.packed_parts = evidence.packed_all = None
+        evidence.packed_allowed = evidence.packed_all = None
         search = open_compiled_search(ranker).search
         rankings.append(search(segments, queries, settings, evidence))
-    evidence.packed_parts = evidence.packed_all = None
+    evidence.packed_allowed = evidence.packed_all = None
     for listed, every in zip(*rankings, strict=True):
         assert locations(listed) == locations(every)
         np.testing.assert_array_equal(listed.scores, every.scores)
@@ -145,10 +145,10 @@ def test_cells_that_are_left_out_lose_little(library, segments_and_queries, monk
     searcher, queries = segments_and_queries
     settings = dataclasses.replace(searcher.config, shortlist=30, margin=3.0)
     ranker, evidence = searcher.model.ranker, searcher.snapshot.evidence(searcher.model.ranker)
-    evidence.packed_parts = evidence.packed_all = None
+    evidence.packed_allowed = evidence.packed_all = None
     segments = searcher.snapshot.searched_segments
     found = open_compiled_search(ranker).search(segments, queries, settings, evidence)
-    evidence.packed_parts = evidence.packed_all = None
+    evidence.packed_allowed = evidence.packed_all = None
     shares = []
     for query, ranking in zip(queries, found, strict=True):
         plain = rank_cells(ranker, segments, query, settings, evidence)

@@ -228,7 +228,7 @@ def _fit_model(
     sample = dataclasses.replace(pool, items=lambda: itertools.islice(pool.items(), 0, None, step))
     with item_encoder(folder / BUILD, encoder) as work:
         changes = find_changes(folder / BUILD, sample, encoder, None, divides=False)
-        changes.encode(work, progress)
+        changes.compute_features(work, progress)
     return fit_model(
         folder / MODEL,
         encoder,

@@ -150,7 +150,7 @@ class FeatureStore(Generic[Input]):
         self.folder = None if folder is None else folder / name
         self._unsaved: list[Shard] = []
 
-    def encode(
+    def features_of(
         self,
         inputs: Iterable[tuple[int, Input]],
         blocks: GrowingBlocks[Input] | int,
@@ -346,7 +346,7 @@ def embed_unfinished(
     store = FeatureStore(
         folder, encoder, partial(encode_rows, encoder=encoder, skip_bad_images=False)
     )
-    features, _ = store.encode(
+    features, _ = store.features_of(
         keyed_rows(rows, encoder),
         _part_rows(encoder),
         lambda count: progress.advance(min(expected, count), {}),

@@ -2,10 +2,10 @@
 
 There is one way into an index, whether it is created or added to, from pictures, texts or vectors::
 
-    pool --find_changes--> PoolChanges: the new and changed items
-         --encode--------> features, of the encoder or given as vectors; or those of a stored item
-         --encode_items--> batches of items with IDs and embeddings
-         --Writer.add----> a segment; a new index gets its first one by Writer.rewrite
+    pool --find_changes------> PoolChanges: the new and changed items
+         --compute_features--> features, of the encoder or given as vectors
+         --batches_with_ids--> batches of items with IDs and embeddings, or those of stored items
+         --Writer.add--------> a segment; a new index gets its first one by Writer.rewrite
 
 An index that is created with an encoder alone has no model yet: :func:`create_index` fits codebooks
 to the features before it computes IDs. Batches are computed while the writer asks for them.
@@ -236,7 +236,7 @@ class PoolChanges:
                 yield item
                 yield from change.passages
 
-    def encode(
+    def compute_features(
         self, work: ItemEncoder, progress: Progress, *, share: tuple[int, int] = (0, 1)
     ) -> None:
         """Encode the items whose features cannot be reused, or take the pool's vectors.
@@ -254,7 +254,7 @@ class PoolChanges:
             self._divide_texts()
         count = self._count_entries()
         if count:
-            self.features = work.encode(
+            self.features = work.features_of(
                 self.entries(), count // share[1], progress, pool=self.pool, share=share
             )
             self.contents = self.features.contents
@@ -282,7 +282,7 @@ class PoolChanges:
         yield from self._reused_batches(snapshot)
         if len(self.features):
             entries = self._encoded_entries()
-            yield from encode_items(model, entries, self.features, snapshot.manifest, progress)
+            yield from batches_with_ids(model, entries, self.features, snapshot.manifest, progress)
 
     def summary(self, num_written: int, num_replaced: int) -> ChangeSummary:
         """Return the summary after the batches were written: touched items count as unchanged."""
@@ -574,7 +574,7 @@ def add_pool(
     divides = snapshot.manifest.has_own_model
     pool_changes = find_changes(writer.folder, pool, model.encoder, snapshot, divides=divides)
     with item_encoder(writer.folder, model.encoder) as work:
-        pool_changes.encode(work, progress)
+        pool_changes.compute_features(work, progress)
         if not may_be_empty:
             pool_changes.require_any()
         summary = write_changes(writer, model, pool_changes, progress)
@@ -624,7 +624,7 @@ def create_index(
             if not isinstance(pool, Pool):
                 pool = pool_from_items(pool, writer, captions=captions, has_ids=False)
             pool_changes = find_changes(folder, pool, used_encoder, None, divides=trained is None)
-            pool_changes.encode(work, progress)
+            pool_changes.compute_features(work, progress)
             pool_changes.require_any()
             if trained is not None:
                 new_model = trained
@@ -684,7 +684,7 @@ def encode_share(
     require_free_folder(folder)
     pool_changes = find_changes(folder, pool, used_encoder, None, divides=trained is None)
     with item_encoder(folder, used_encoder) as work:
-        pool_changes.encode(work, progress, share=share)
+        pool_changes.compute_features(work, progress, share=share)
         work.save()
     return pool_changes
 
@@ -926,7 +926,7 @@ def fit_model(
     return Genius.finish(folder, encoder, quantizer, None, ())
 
 
-def encode_items(
+def batches_with_ids(
     model: Genius,
     entries: Iterable[Entry],
     features: Features,
@@ -957,7 +957,7 @@ def encode_items(
         batch = list(islice(remaining, len(rows)))
         if len(batch) < len(rows):
             raise BadData("the pool changed while it was indexed; run the command again")
-        arrays = encode_batch(
+        arrays = arrays_of_features(
             model,
             features.gather(rows),
             features.modality[rows],
@@ -969,7 +969,7 @@ def encode_items(
         progress.advance(start + len(rows), {})
 
 
-def encode_batch(
+def arrays_of_features(
     model: Genius,
     features: FeatureBatch,
     modality: Int8[np.ndarray, " items"],

@@ -19,7 +19,7 @@ from genius_search.config import SearchSettings
 from genius_search.index.encode import EncodedQuery
 from genius_search.index.score import RANGE_DEPTH, append_candidates
 from genius_search.index.snapshot import Snapshot
-from genius_search.index.words import WordMatches, encode_locations, rows_of_segment
+from genius_search.index.words import WordMatches, pack_locations, rows_of_segment
 from genius_search.model import Genius
 from genius_search.search.kernel import CompiledSearch, search_segments
 from genius_search.search.rank import Candidates, Evidence
@@ -196,9 +196,9 @@ class CandidateSearch:
         return append_candidates(ranking, new)
 
     def locations(self, candidates: Candidates) -> Int64[np.ndarray, " hits"]:
-        """Return the encoded locations of items, whose rows may be those of passages."""
+        """Return the packed locations of items, whose rows may be those of passages."""
         rows = self._snapshot.owner_rows(candidates.segments, candidates.items)
-        return encode_locations(candidates.segments, rows)
+        return pack_locations(candidates.segments, rows)
 
     def _keep_best_rows(self, ranking: Candidates) -> Candidates:
         """Return the best row of each item."""

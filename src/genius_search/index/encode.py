@@ -27,8 +27,8 @@ from genius_search.index.words import (
     MAX_RAISED_ITEMS,
     NO_WORD_MATCHES,
     WordMatches,
-    encode_location,
     find_word_matches,
+    pack_location,
 )
 from genius_search.model import Genius
 from genius_search.nn.codebooks import as_floats, normalize
@@ -86,11 +86,11 @@ class EncodedQuery(SearchQuery):
 
     @property
     def raised_locations(self) -> Int64[np.ndarray, " items"]:
-        """Encoded locations of items that words or choices raise, ascending."""
+        """Packed locations of items that words or choices raise, ascending."""
         words = NO_WORD_MATCHES if self.words is None else self.words
         if not self.choice_shares:
             return words.locations
-        chosen = [encode_location(*location) for location in self.choice_shares]
+        chosen = [pack_location(*location) for location in self.choice_shares]
         return np.union1d(words.locations, np.array(chosen, dtype=np.int64))
 
 

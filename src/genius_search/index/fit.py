@@ -29,8 +29,8 @@ from genius_search.errors import BadData, UsageError, plural
 from genius_search.index.build import (
     MAX_BATCH_ITEMS,
     Fuse,
+    batches_with_ids,
     check_recall,
-    encode_items,
     num_fine_codes_of,
     with_recall,
 )
@@ -324,7 +324,7 @@ def _item_features(
         return stored_features(snapshot, model)
     progress.say(f"encoding the items again, since {reason}")
     with item_encoder(writer.folder, model.encoder) as work:
-        features = work.encode(
+        features = work.features_of(
             alive_entries(snapshot.segments), snapshot.num_alive, progress, has_contents=False
         )
         work.save()
@@ -517,7 +517,7 @@ def _write_replacement(
     """Write all items with the IDs of a new model; return that state, to be committed."""
     manifest = replaced_manifest(writer.snapshot.manifest, model, recall)
     entries = alive_entries(writer.snapshot.segments)
-    batches = encode_items(model, entries, features, manifest, progress, fuse=fuse)
+    batches = batches_with_ids(model, entries, features, manifest, progress, fuse=fuse)
     return with_recall(model, writer.rewrite(manifest, batches))
 
 

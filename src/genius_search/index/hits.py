@@ -15,7 +15,7 @@ from genius_search.index.hit_table import format_html, format_table
 from genius_search.index.items import Item
 from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import Segment
-from genius_search.index.words import WordMatches, encode_locations, split_words
+from genius_search.index.words import WordMatches, pack_locations, split_words
 from genius_search.picture_words import find_sources, words_about
 from genius_search.records import Modality
 from genius_search.search.rank import Candidates
@@ -383,7 +383,7 @@ def _read_values(
     excesses = _with_none(candidates.excess, count)
     least_scores: list[float | None] = [None] * count
     if query.is_measured and settings.least_scores:
-        locations = encode_locations(candidates.segments, owner_rows)
+        locations = pack_locations(candidates.segments, owner_rows)
         matches = None if query.words is None else query.words.for_locations(locations)
         least_scores = _least_scores_of(settings.least_scores, candidates, items, matches)
     values = []

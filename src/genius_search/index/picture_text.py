@@ -116,6 +116,6 @@ def _encode(writer: Writer, model: Genius, items: Sequence[Item]) -> Iterator[Ba
     pool_changes = all_changes(Pool(lambda: iter(items)), model.encoder)
     pool_changes.divides = writer.snapshot.manifest.has_own_model
     with item_encoder(writer.folder, model.encoder) as work:
-        pool_changes.encode(work, Silent())
+        pool_changes.compute_features(work, Silent())
     pool_changes.keep_contents()
     yield from pool_changes.batches(model, writer.snapshot, Silent())

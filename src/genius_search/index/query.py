@@ -48,7 +48,7 @@ from genius_search.index.score import (
 from genius_search.index.settings import adjust_settings, default_settings
 from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import score_settings
-from genius_search.index.words import WordMatches, encode_location
+from genius_search.index.words import WordMatches, pack_location
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
 from genius_search.search.rank import Candidates
@@ -340,8 +340,8 @@ class SnapshotSearcher:
 def _shares_at(
     query: EncodedQuery, locations: Int64[np.ndarray, " hits"]
 ) -> Float32[np.ndarray, " hits"]:
-    """Return the shares of choices of the items at encoded locations; most are 0."""
-    shares = {encode_location(*location): share for location, share in query.choice_shares.items()}
+    """Return the shares of choices of the items at packed locations; most are 0."""
+    shares = {pack_location(*location): share for location, share in query.choice_shares.items()}
     return np.array(
         [shares.get(location, 0.0) for location in locations.tolist()], dtype=np.float32
     )

@@ -60,7 +60,7 @@ def reencode_index(
     items = [item for item, _ in snapshot.alive()]
     with item_encoder(writer.folder, encoder) as work:
         pool_changes = all_changes(Pool(lambda: iter(items)), encoder)
-        pool_changes.encode(work, progress)
+        pool_changes.compute_features(work, progress)
     refuse_left_out(pool_changes.left_out, encoder)
     pool_changes.keep_contents()
     _replace_model(
@@ -120,6 +120,6 @@ def reencode_choices(folder: Path, model: Genius, snapshot: Snapshot, wait_secon
         encoder = VectorEncoder(str(model.dim))
         pool_changes = all_changes(Pool(lambda: iter(texts), vectors=vectors), encoder)
         with item_encoder(writer.folder, encoder) as work:
-            pool_changes.encode(work, Silent())
+            pool_changes.compute_features(work, Silent())
         _replace_model(writer, pool_changes, progress=Silent())
     return len(logged) - len(texts)

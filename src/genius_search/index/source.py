@@ -148,7 +148,7 @@ class ItemEncoder:
         self._folder, self._encoder = folder, encoder
         self._store: FeatureStore[tuple[int, Item]] | None = None
 
-    def encode(
+    def features_of(
         self,
         entries: Iterable[Entry],
         expected: int,
@@ -186,7 +186,7 @@ class ItemEncoder:
             self._encoder,
             partial(self._encode_block, pool=pool, has_contents=has_contents),
         )
-        features, positions = self._store.encode(
+        features, positions = self._store.features_of(
             itertools.islice(_keyed_items(entries, pool), share[0], None, share[1]),
             GrowingBlocks(
                 MAX_BLOCK_IMAGES if self._has_pixels else MAX_BLOCK_TEXTS, self._shows_speed

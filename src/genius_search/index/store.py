@@ -55,7 +55,7 @@ REMEDY: Final = "restore it from a backup, or create the index again"
 
 # Files and folders of an index.
 CURRENT: Final = "index.json"
-INDEX_FORM: Final = ManifestForm(CURRENT, 14, REMEDY)
+INDEX_FORM: Final = ManifestForm(CURRENT, 15, REMEDY)
 CLUSTER: Final = "cluster.json"
 """Manifest of a cluster, whose shards are indexes."""
 OWN_MODEL: Final = "./model"
@@ -80,7 +80,7 @@ PENDING_PICTURES: Final = f"{PICTURES}/.unsettled"
 
 # Files of a segment, apart from those of the ID table.
 IDS: Final = "ids.npy"
-CODE_COSINE: Final = "typicality.npy"
+CODE_COSINES: Final = "code_cosines.npy"
 EMBEDDINGS: Final = "embeddings.npy"
 SCALES: Final = "embedding_scales.npy"
 DENSITIES: Final = "embedding_densities.npy"
@@ -240,7 +240,7 @@ def expected_arrays(
         "level_bounds.npy": Expected("i8", (columns + 1,), 0, max(0, num_ids - 1), step=0),
         "bucket_starts.npy": Expected("i4", (num_ids + 1,), 0, rows, step=1),
         "items.npy": Expected("i4", (rows,), 0, rows - 1),
-        CODE_COSINE: Expected("f2", (rows,)),  # NaN where it is unknown
+        CODE_COSINES: Expected("f2", (rows,)),  # NaN where it is unknown
     }
     if manifest.embeddings != "none":
         expected[EMBEDDINGS] = Expected(value_type(manifest.embedding_bits).name, (rows, None))
@@ -303,7 +303,7 @@ def load_segment(folder: Path, entry: SegmentEntry, manifest: IndexManifest) -> 
         segment_folder,
         table,
         items,
-        arrays[CODE_COSINE],
+        arrays[CODE_COSINES],
         embeddings,
         manifest.embedding_bits,
         arrays.get(DENSITIES),

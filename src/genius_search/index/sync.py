@@ -100,7 +100,7 @@ def update_from_roots(
         summary = _plan(pool_changes, unread)
     else:
         with item_encoder(writer.folder, model.encoder) as work:
-            pool_changes.encode(work, progress)
+            pool_changes.compute_features(work, progress)
             if not deletes:
                 pool_changes.require_any()
             if selection.roots != snapshot.manifest.roots:

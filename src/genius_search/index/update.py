@@ -129,7 +129,7 @@ def update_items(
         pool = Pool(lambda: iter(plan.encoded))
         pool_changes = find_changes(writer.folder, pool, model.encoder, snapshot, divides=divides)
         with item_encoder(writer.folder, model.encoder) as work:
-            pool_changes.encode(work, progress)
+            pool_changes.compute_features(work, progress)
         left_out = pool_changes.left_out
         encoded = pool_changes.batches(model, snapshot, progress)
     num_written = 0

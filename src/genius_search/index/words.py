@@ -65,7 +65,7 @@ CODE: Final = re.compile(r".*\d{4}|(?![\d ]*[a-z]{0,2}$)(?=.*\d)", re.IGNORECASE
 
 Short numbers, with or without an ending (24, 2nd, 80s, 5km), count something and are no codes."""
 SEGMENT_SHIFT: Final = 32
-"""An encoded location has the segment above this bit and the row below it."""
+"""A packed location has the segment above this bit and the row below it."""
 
 
 class WordMatches(NamedTuple):
@@ -75,7 +75,7 @@ class WordMatches(NamedTuple):
     """
 
     locations: Int64[np.ndarray, " items"]
-    """Encoded locations in ascending order; see :func:`encode_locations`."""
+    """Packed locations in ascending order; see :func:`pack_locations`."""
     shares: Float64[np.ndarray, " items"]
     """Share of the range of scores that is added to the item's score."""
     rare_shares: Float64[np.ndarray, " items"]
@@ -145,22 +145,22 @@ NO_WORD_MATCHES: Final = WordMatches(
 """No item contains a word of the query."""
 
 
-def encode_locations(
+def pack_locations(
     segments: Int64[np.ndarray, " items"], rows: Int64[np.ndarray, " items"]
 ) -> Int64[np.ndarray, " items"]:
-    """Encode segments and rows as one integer for each location."""
+    """Pack the segment and the row of each location into one integer."""
     return np.asarray((segments << SEGMENT_SHIFT) + rows)
 
 
-def encode_location(segment: int, row: int) -> int:
-    """Encode a segment and a row as one integer."""
+def pack_location(segment: int, row: int) -> int:
+    """Pack a segment and a row into one integer."""
     return (segment << SEGMENT_SHIFT) + row
 
 
-def decode_locations(
+def unpack_locations(
     locations: Int64[np.ndarray, " items"],
 ) -> tuple[Int64[np.ndarray, " items"], Int64[np.ndarray, " items"]]:
-    """Return the segments and the rows of encoded locations."""
+    """Return the segments and the rows of packed locations."""
     segments = locations >> SEGMENT_SHIFT
     return segments, locations - (segments << SEGMENT_SHIFT)
 
@@ -169,8 +169,8 @@ def rows_of_segment(
     segment: int, locations: Int64[np.ndarray, " items"]
 ) -> Int64[np.ndarray, " rows"]:
     """Return the rows of the locations in one segment; the locations are in ascending order."""
-    segment_start = encode_location(segment, 0)
-    low, high = locations.searchsorted([segment_start, encode_location(segment + 1, 0)])
+    segment_start = pack_location(segment, 0)
+    low, high = locations.searchsorted([segment_start, pack_location(segment + 1, 0)])
     return locations[low:high] - segment_start
 
 
@@ -284,7 +284,7 @@ def _read_locations(
             if rows is None or earlier is None or len(rows) + sum(map(len, earlier)) > max_items:
                 parts[word] = None
             else:
-                earlier.append(rows + encode_location(number, 0))
+                earlier.append(rows + pack_location(number, 0))
     return {
         word: None if locations is None else np.concatenate([_NO_LOCATIONS, *locations])
         for word, locations in parts.items()

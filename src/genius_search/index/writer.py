@@ -55,7 +55,7 @@ from genius_search.index.items import (
 from genius_search.index.listing import item_masks
 from genius_search.index.snapshot import Location, Snapshot
 from genius_search.index.store import (
-    CODE_COSINE,
+    CODE_COSINES,
     CURRENT,
     DENSITIES,
     EMBEDDINGS,
@@ -258,7 +258,7 @@ def write_segment(folder: Path, batches: Iterable[Batch]) -> int:
 
 def _write_arrays(folder: Path, all_arrays: Sequence[ItemArrays]) -> None:
     """Append the arrays of all rows to the files of a segment, and write its ID table."""
-    files = (CODE_COSINE, EMBEDDINGS, DENSITIES, SCALES, LENGTHS)
+    files = (CODE_COSINES, EMBEDDINGS, DENSITIES, SCALES, LENGTHS)
     for arrays in all_arrays:
         for file, rows in zip(files, arrays[1:-1], strict=True):
             if rows is not None:

@@ -31,7 +31,7 @@ from genius_search.search.rank import (
     Candidates,
     CodeRanker,
     Evidence,
-    PackedParts,
+    PackedSegments,
     SearchQuery,
     VectorReader,
 )
@@ -386,13 +386,13 @@ class CompiledSearch:
         """
         vectors = evidence.embeddings if config.rerank == "embeddings" else None
         bits = vectors[0].bits if vectors and isinstance(vectors[0], StoredVectors) else 16
-        parts_of: dict[int, tuple[int, PackedParts]] = {}
+        packed_of: dict[int, tuple[int, PackedSegments]] = {}
         requests = []
         for query in queries:
-            if id(query.restriction) not in parts_of:
-                packed = _pack_parts(segments, query.restriction, vectors, evidence, self._grid)
-                parts_of[id(query.restriction)] = len(parts_of) * len(segments), packed
-            first_part, packed = parts_of[id(query.restriction)]
+            if id(query.restriction) not in packed_of:
+                packed = _pack_segments(segments, query.restriction, vectors, evidence, self._grid)
+                packed_of[id(query.restriction)] = len(packed_of) * len(segments), packed
+            first_part, packed = packed_of[id(query.restriction)]
             settings = config
             if self._grid is not None and query.restriction is not None:
                 settings = narrow_search(config, packed.num_items, packed.num_allowed)
@@ -404,7 +404,7 @@ class CompiledSearch:
         if vectors is not None and bits not in RESIDUAL_BITS:
             compared = [np.asarray(query.compared, dtype=np.float32).tobytes() for query in queries]
         return self._call_library(
-            b"".join([packed.parts for _, packed in parts_of.values()]),
+            b"".join([packed.parts for _, packed in packed_of.values()]),
             len(segments),
             b"".join(requests),
             b"".join(fused),
@@ -584,20 +584,20 @@ def _code_bits(level0: frozenset[int]) -> Any:
     return _CodeBits.from_buffer_copy(bits.to_bytes(CODES // 8, "little"))
 
 
-def _pack_parts(
+def _pack_segments(
     segments: Sequence[SearchSegment],
     restriction: Restriction | None,
     vectors: Sequence[Any] | None,
     evidence: Evidence,
     grid: CellGrid | None,
-) -> PackedParts:
+) -> PackedSegments:
     """Return the parts of the library for a restriction.
 
     Those of searches without conditions are cached, and those of the last search with conditions.
     """
     sources = (segments, restriction, vectors)
-    cache = "packed_all" if restriction is None else "packed_parts"
-    cached: PackedParts | None = getattr(evidence, cache)  # another thread may replace it
+    cache = "packed_all" if restriction is None else "packed_allowed"
+    cached: PackedSegments | None = getattr(evidence, cache)  # another thread may replace it
     if cached is not None and not any(map(operator.is_not, cached.sources[:3], sources)):
         return cached
     parts = []
@@ -624,7 +624,7 @@ def _pack_parts(
         parts.append(part)
     num_items = sum(segment.table.num_items for segment in segments)
     num_allowed = num_items if restriction is None else count_allowed(segments, restriction)
-    packed = PackedParts((*sources, arrays, occupied), b"".join(parts), num_items, num_allowed)
+    packed = PackedSegments((*sources, arrays, occupied), b"".join(parts), num_items, num_allowed)
     setattr(evidence, cache, packed)
     return packed
 

@@ -175,7 +175,7 @@ VectorReader = Callable[[Int64[np.ndarray, " items"]], AnyArray]
 """Function that returns the unit embeddings of item rows of a segment."""
 
 
-class PackedParts(NamedTuple):
+class PackedSegments(NamedTuple):
     """Segments as the compiled search reads them; cached, since most searches repeat them."""
 
     sources: tuple[object, ...]
@@ -202,7 +202,7 @@ class Evidence:
     fade_width: float = MAX_FADE
     """Densities fade for cosines within this distance of 1
     (:func:`genius_search.nn.spread.fade_width`)."""
-    packed_parts: PackedParts | None = None
+    packed_allowed: PackedSegments | None = None
     """Cache of the compiled search (:mod:`genius_search.search.kernel`): the last conditions."""
-    packed_all: PackedParts | None = None
+    packed_all: PackedSegments | None = None
     """The same for searches without conditions."""

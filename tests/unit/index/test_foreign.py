@@ -94,7 +94,7 @@ CHANGES = {
         put(slice(2), 7),
         lambda a: a.astype(np.int64),
     ],
-    "typicality": [lambda a: a[:-1], lambda a: a.astype(np.float32)],
+    "code_cosines": [lambda a: a[:-1], lambda a: a.astype(np.float32)],
     "embeddings": [
         lambda a: a[:, :1],
         lambda a: a[:-1],

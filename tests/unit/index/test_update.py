@@ -91,7 +91,7 @@ def test_a_changed_text_is_encoded_again_and_changed_fields_are_not(encoded_inde
     assert index.get("square").image is not None
     index.update("square", text="")
     assert index.get("square").modality == "image"
-    monkeypatch.setattr(build, "encode_batch", None)  # nothing is encoded from here on
+    monkeypatch.setattr(build, "arrays_of_features", None)  # nothing is encoded from here on
     index.update(["clock", "square", "kite.txt"], fields={"price": 3})
     assert len(index.search(where=["price=3"])) == 3
     assert index.add([NewItem("clock", "a green boat", fields={"price": 3})]).unchanged == 1

@@ -16,7 +16,7 @@ from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.merge import ModalityHits, merge_modalities
 from genius_search.index.snapshot import Location
-from genius_search.index.words import CODE, decode_locations, find_word_matches
+from genius_search.index.words import CODE, find_word_matches, unpack_locations
 from genius_search.records import Modality
 
 NUMBERS = range(100, 140)
@@ -91,7 +91,7 @@ def test_the_rarer_word_weighs_more_and_all_segments_are_searched(index):
     words = find_word_matches(index._snapshot, "painted lindhu kerlin unknown ax-1054 img_2031")
 
     def named(places):
-        rows = zip(*decode_locations(places), strict=True)
+        rows = zip(*unpack_locations(places), strict=True)
         return {index._snapshot.item_at(Location(*place)).id for place in rows}
 
     assert named(words.locations) == {
@@ -186,7 +186,7 @@ def test_items_with_both_words_of_a_query_come_before_those_with_one(many):
 
 def test_a_word_counts_by_how_rare_it_is(many):
     matches = find_word_matches(many._snapshot, "a scarlet kite number 7 of them")
-    texts = texts_of(many._snapshot.items_at(*decode_locations(matches.locations)))
+    texts = texts_of(many._snapshot.items_at(*unpack_locations(matches.locations)))
     shares = dict(zip(texts, matches.shares.tolist(), strict=True))
     rare, kite, scarlet = (0.3 * math.log(100 / items) / math.log(100) for items in (1, 7, 9))
     assert shares["number 7 is a plain thing"] == pytest.approx(rare)
@@ -201,7 +201,7 @@ def test_of_a_long_query_only_rare_words_count(many, monkeypatch):
     monkeypatch.setattr("genius_search.index.words.MAX_RARE_ITEMS", 5)
     page = " ".join([*(f"word{number}x" for number in range(40)), "kite", "number 7"])
     matches = find_word_matches(many._snapshot, page)
-    (item,) = many._snapshot.items_at(*decode_locations(matches.locations))
+    (item,) = many._snapshot.items_at(*unpack_locations(matches.locations))
     assert item.text == "number 7 is a plain thing"
 
 

@@ -103,7 +103,7 @@ def test_a_damaged_index_fails_every_request_until_it_is_whole(writable):
 def test_a_damaged_file_is_told_by_healthz_and_is_not_searched(writable):
     index = writable.app.state.service.indexes["things"]
     assert writable.get("/healthz").json() == {"status": "ok"}
-    file = index.folder / "segments" / "000001" / "typicality.npy"
+    file = index.folder / "segments" / "000001" / "code_cosines.npy"
     contents = bytearray(file.read_bytes())
     contents[-1] ^= 1
     file.write_bytes(contents)  # the same file, as a failing disk changes it
