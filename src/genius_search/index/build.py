@@ -327,7 +327,7 @@ class PoolChanges:
         for change, item in self.items():
             is_text = item.modality is Modality.TEXT or not reads_images(self.encoder)
             if change.source is None and is_text and not change.passages:
-                text = self.pool.with_fields(item).description
+                text = self.pool.with_caption(item).description
                 change.passages = find_passages(self.encoder, text) or ()
 
     def _count_entries(self) -> int:

@@ -93,6 +93,10 @@ class Pool:
     pictures: PictureFiles = field(default_factory=PictureFiles)
     """The files of the items' pictures, as far as they have been read."""
 
+    def with_caption(self, item: Item) -> Item:
+        """Return an item with the words that an encoder reads: those of a text are complete."""
+        return item if item.image is None else self.with_fields(item)
+
     def with_fields(self, item: Item) -> Item:
         """Return an item with the caption and fields of its file.
 

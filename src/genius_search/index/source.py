@@ -234,7 +234,7 @@ class ItemEncoder:
             if picture.problem is not None and not reads_images(self._encoder):
                 left_out.append(LeftOut(number, str(picture.problem.file), picture.problem.reason))
             else:
-                rows.append((key, self._row(number, pool.with_fields(item), path, picture)))
+                rows.append((key, self._row(number, pool.with_caption(item), path, picture)))
         shard = encode_rows(rows, self._encoder, skip_bad_images=True)
         left_out += shard.left_out
         return shard._replace(
@@ -286,7 +286,7 @@ def _keyed_items(entries: Iterable[Entry], pool: Pool) -> Iterator[_KeyedItem]:
             frame_id = f"{item.id}\n@{entry.moment}"
             encoded = Item(frame_id, Modality.IMAGE, None, str(frame), stamp=item.stamp)
         else:
-            text = pool.with_fields(item).description[entry.start : entry.end]
+            text = pool.with_caption(item).description[entry.start : entry.end]
             encoded = Item(f"{item.id}\n{entry.start}", Modality.TEXT, text, stamp=item.stamp)
         # Text in a picture is read after the picture was encoded, and changes its description.
         key = key_of(encoded.stamp, encoded.id, encoded.picture_words or "")
