@@ -190,9 +190,11 @@ def find_word_matches(
     largest = matches.shares.max()
     scale = max(1.0, max(WORD_WEIGHT, 1 / len(words)) / max(largest, MIN_SHARE))
     is_raised = (matches.shares * MAX_SHARE_RATIO >= largest) | (matches.rare_shares > 0)
-    matches = matches.take(np.flatnonzero(is_raised))
-    best_first = np.lexsort((-matches.shares, ~matches.has_code))  # codes first, then by share
-    matches = matches.take(np.sort(best_first[:max_raised]))
+    rows = np.flatnonzero(is_raised)
+    if len(rows) > max_raised:  # those with codes first, then by share
+        best_first = np.lexsort((-matches.shares[rows], ~matches.has_code[rows]))
+        rows = np.sort(rows[best_first[:max_raised]])
+    matches = matches.take(rows)
     return matches._replace(shares=matches.shares * scale, words=(*locations_of_words,))
 
 
@@ -236,13 +238,20 @@ def _sum_shares(
     order = np.argsort(joined, kind="stable")  # merges the lists, which are sorted
     sorted_locations = joined[order]
     word_numbers = np.repeat(np.arange(len(counts)), counts)[order]
-    item_starts = np.flatnonzero(np.diff(sorted_locations, prepend=-1))
-    words_per_item = np.diff(item_starts, append=len(joined))
+    is_first = np.ones(len(joined), dtype=bool)
+    np.not_equal(sorted_locations[1:], sorted_locations[:-1], out=is_first[1:])
+    item_starts = np.flatnonzero(is_first)
+    words_per_item = np.append(item_starts[1:], len(joined)) - item_starts
+    rare_shares = np.zeros(len(item_starts))
+    has_code = np.zeros(len(item_starts), dtype=bool)
+    if is_rare.any():  # most queries have no rare word
+        rare_shares = np.add.reduceat((weights * is_rare)[word_numbers], item_starts)
+        has_code = np.logical_or.reduceat((is_code & is_rare)[word_numbers], item_starts)
     return WordMatches(
         locations=sorted_locations[item_starts],
         shares=np.add.reduceat(weights[word_numbers], item_starts),
-        rare_shares=np.add.reduceat((weights * is_rare)[word_numbers], item_starts),
-        has_code=np.logical_or.reduceat((is_code & is_rare)[word_numbers], item_starts),
+        rare_shares=rare_shares,
+        has_code=has_code,
         has_all=words_per_item == len(counts),
     )
 
