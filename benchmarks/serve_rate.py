@@ -1,15 +1,15 @@
 """Measure the searches per CPU-second of the service when clients keep their connections open.
 
 Usage: python benchmarks/serve_rate.py INDEX QUERIES [--clients 16] [--seconds 10] [--writes 500]
-       [--kinds text vector] [-- flags of genius serve]
+       [--items-per-request 10] [--kinds text vector] [-- flags of genius serve]
 
 Starts `genius serve` on a copy of INDEX, and sends the lines of QUERIES, a text file, as texts and
 as vectors of the index's encoder. Each client sends one search after the other and waits for the
 hits. The CPU time is that of the server and its workers, so other programs have little effect on
 it; the times of answers include waiting for a core. With --writes, items are also added at this
-rate per second, ten in a request; a table without writes is printed before, for comparison. The
-last table is the CPU time of `Index.search` without a server, with all hits read. Prints tables in
-Markdown.
+rate per second, one request after the other; a table without writes is printed before, for
+comparison. The last table is the CPU time of `Index.search` without a server, with all hits read.
+Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from serve import cpu_seconds, percentile, processes, serving
 from genius_search import Index
 
 WARM_UP_SECONDS = 1.0
-ITEMS_PER_WRITE = 10
 
 
 class Answers(NamedTuple):
@@ -94,18 +93,22 @@ async def send(
     return Answers(times, sum(client.connections for client in all_clients))
 
 
-async def write(address: str, items_per_second: int, written: list[int]) -> None:
+async def write(
+    address: str, items_per_second: int, items_per_request: int, written: list[int]
+) -> None:
     """Add items at a rate until this is cancelled; append the size of each request to a list."""
     client = Client(address)
     began = time.monotonic()
     for number in itertools.count():
-        await asyncio.sleep(began + number * ITEMS_PER_WRITE / items_per_second - time.monotonic())
+        await asyncio.sleep(
+            began + number * items_per_request / items_per_second - time.monotonic()
+        )
         items = [
             {"id": f"new {number % 50}-{row}", "text": f"a new kite {number} {row}"}
-            for row in range(ITEMS_PER_WRITE)
+            for row in range(items_per_request)
         ]
         await client.post(json.dumps({"items": items}).encode(), "/v1/items")
-        written.append(ITEMS_PER_WRITE)
+        written.append(items_per_request)
 
 
 async def send_while_writing(
@@ -114,7 +117,9 @@ async def send_while_writing(
     """Send searches; add items meanwhile if ``arguments.writes`` is positive."""
     writer = None
     if arguments.writes:
-        writer = asyncio.create_task(write(address, arguments.writes, written))
+        writer = asyncio.create_task(
+            write(address, arguments.writes, arguments.items_per_request, written)
+        )
     answers = await send(address, bodies, arguments.clients, arguments.seconds)
     if writer is not None:
         writer.cancel()
@@ -183,6 +188,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--writes", type=int, default=0, help="items to add in a second")
+    parser.add_argument("--items-per-request", type=int, default=10, help="of the added items")
     parser.add_argument("--kinds", nargs="*", default=["text", "vector"])
     parser.add_argument("--k", type=int, default=10)
     arguments, flags = parser.parse_known_args()

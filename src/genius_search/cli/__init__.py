@@ -107,7 +107,7 @@ def run_command_line(words: Sequence[str]) -> int:
             return report_unknown_command(words)
         # Idle threads of NumPy's BLAS spin for longer than a search takes, and compete with the
         # threads of PyTorch.
-        if name in ("search", "serve", "fit"):
+        if name in ("search", "serve", "mcp", "fit"):
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         return run_command(name, words[len(name.split()) :])
     return 0
