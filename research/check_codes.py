@@ -457,7 +457,7 @@ class CheckCodes(DeviceOptions, JsonOption):
         if self.model.is_file():
             if self.data is not None:
                 raise UsageError(
-                    f"{self.model} is a file of IDs, which no decoder leads to; measure it with "
+                    f"{self.model} is a file of IDs, and no decoder writes these; measure it with "
                     "`python -m research.baselines.generative --kind file`"
                 )
             ids = read_id_file(self.model)

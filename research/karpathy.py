@@ -191,7 +191,7 @@ def _images(json_file: Path) -> Iterator[tuple[str, PurePosixPath, list[str]]]:
     for position, (split, path, captions) in enumerate(images):
         if path.is_absolute() or ".." in path.parts:
             raise BadData(
-                f"{json_file}: images[{position}] leads out of the folder of pictures: {path}"
+                f"{json_file}: images[{position}] is not in the folder of pictures: {path}"
             )
         if not any(captions):
             raise BadData(f"{json_file}: images[{position}] ({path}) has no caption")

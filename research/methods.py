@@ -278,8 +278,9 @@ def _search_with_densities(
 ) -> tuple[Float32[np.ndarray, "queries depth"], Int64[np.ndarray, "queries depth"]]:
     """Return scores and positions of the best candidates, with densities subtracted from scores.
 
-    The effect of a density fades near a query, so a score is not an inner product. It is in the
-    units of the query: densities have less effect if a query is scaled up.
+    The score of item x is q·x − w · fade(q·x) · density(x), where w is the density weight divided
+    by the scale of query q. It is not an inner product, as the effect of a density fades near a
+    query.
     """
     if pool.densities is None:
         raise ValueError("fused embeddings were not stored")

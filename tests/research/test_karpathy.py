@@ -84,7 +84,7 @@ def test_both_tasks_have_rows_pools_and_four_instructions(source, tmp_path):
         ({"images": [{"filename": "a.jpg"}]}, "Karpathy"),
         ({"images": [row("a.jpg", "train")]}, "no caption"),
         ({"images": [row("a.jpg", "dev", "A cat.")]}, "Karpathy"),
-        ({"images": [row("../a.jpg", "train", "A cat.")]}, "leads out"),
+        ({"images": [row("../a.jpg", "train", "A cat.")]}, "is not in the folder"),
     ],
 )
 def test_a_file_of_another_format_is_refused(source, tmp_path, body, problem):
