@@ -30,6 +30,8 @@ from types import FrameType
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# `research`, which draws the catalogue, is not installed.
+sys.path.append(str(Path(__file__).parents[1]))
 
 import numpy as np
 from PIL import Image

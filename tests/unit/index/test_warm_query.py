@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from benchmarks.ways import Trace, trace_search
 from genius_search import Index
 
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TEXT = "a red kite flies above the beach where two dogs run in the sun"
 
 
@@ -36,6 +40,11 @@ def text_index(tmp_path):
     random = np.random.default_rng(0)
     texts = [" ".join(random.permutation(TEXT.split())[:5]) for _ in range(50)]
     return Index.create(tmp_path / "index", texts, encoder="text:wordllama")
+
+
+def test_the_script_finds_research_from_another_folder(tmp_path):
+    program = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import ways, research"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)  # noqa: S603
 
 
 def assert_within(trace: Trace, limits: Limits) -> None:
