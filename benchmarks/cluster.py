@@ -20,7 +20,7 @@ from genius_search.cluster.build import Settings, build_cluster
 from genius_search.cluster.searcher import Searcher, Shard, shard_folder
 from genius_search.data.mbeir import MBeir, read_pool, read_queries
 from genius_search.encoders.base import ItemKey
-from genius_search.index.index import Index, current_state
+from genius_search.index.index import Index
 from genius_search.index.request import SearchRequest
 from genius_search.model import Genius
 
@@ -41,10 +41,8 @@ def open_model(folder: Path) -> Genius:
     model = Genius.open(folder)
     encode = model.encoder.text_features
 
-    def encode_ids(texts):
-        return encode(
-            [text._replace(key=ItemKey("query", text.text.rstrip("."))) for text in texts]
-        )
+    def encode_ids(texts, _keys=()):
+        return encode(texts, [ItemKey("query", text.rstrip(".")) for text in texts])
 
     model.encoder.text_features = encode_ids
     return model
@@ -95,17 +93,10 @@ def main() -> None:
         created = Index.create(index_folder, pool, encoder=f"precomputed:{feature_file}")
         model = open_model(created.model.folder)
         index = Index.open(index_folder, model=model)
-        bits = current_state(index).snapshot.manifest.embedding_bits
         measure("one index", index.search, qids, exact_hits)
         for num_shards in arguments.shards:
             folder = Path(temporary) / str(num_shards)
-            settings = Settings(
-                str(pool),
-                str(model.folder),
-                shards=num_shards,
-                embeddings="fused",
-                embedding_bits=bits,
-            )
+            settings = Settings(str(pool), str(model.folder), shards=num_shards, embeddings="fused")
             build_cluster(folder, settings)
             shards = [Shard(shard_folder(folder, n), model).begin for n in range(num_shards)]
             measure(f"{num_shards} shards", Searcher(shards).search, qids, exact_hits)
