@@ -12,30 +12,32 @@ from genius_search.nn.codebooks import normalize
 from research.bench.data import BenchData
 from research.learning import Log, draw_trial, main, shares_of_items
 
-ITEMS, ASKED, DIM = 60, 20, 16
+ITEMS = 60
+TARGETS = 20
+DIM = 16
 
 
 @pytest.fixture(scope="module")
 def vectors() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return items, four queries for each of some of them that are far from their item, and the answers."""
+    """Return items, queries and answers; 20 items have four queries each, far from the item."""
     random = np.random.default_rng(0)
     items = normalize(random.standard_normal((ITEMS, DIM)).astype(np.float32))
-    centres = random.standard_normal((ASKED, 1, DIM)) + items[:ASKED, None]
-    queries = centres + 0.1 * random.standard_normal((ASKED, 4, DIM))
+    centres = random.standard_normal((TARGETS, 1, DIM)) + items[:TARGETS, None]
+    queries = centres + 0.1 * random.standard_normal((TARGETS, 4, DIM))
     return (
         items,
         normalize(queries.reshape(-1, DIM).astype(np.float32)),
-        np.repeat(np.arange(ASKED), 4),
+        np.repeat(np.arange(TARGETS), 4),
     )
 
 
-def test_an_item_gains_by_its_nearest_logged_query_alone():
+def test_the_share_of_an_item_depends_only_on_its_nearest_logged_query():
     log = Log(np.eye(4, dtype=np.float32)[[0, 0, 1]], np.array([2, 2, 3]))
     shares = shares_of_items(np.eye(4, dtype=np.float32)[:1], log, 4)
     assert shares[0].tolist() == pytest.approx([0, 0, 1, np.exp(-1 / SHARE_TEMPERATURE)])
 
 
-def test_the_same_queries_are_asked_whatever_the_share_that_is_logged(vectors):
+def test_queries_of_a_trial_do_not_depend_on_the_logged_share(vectors):
     items, queries, answers = vectors
     data = BenchData(items, np.zeros(ITEMS, np.int8), queries, [{int(row)} for row in answers])
     small, large = (draw_trial(data, share, 0.0, 0) for share in (0.1, 0.5))

@@ -13,16 +13,15 @@ def queries(values) -> pd.Series:
     return pd.Series(np.array(values, dtype=float), index=index)
 
 
-def test_answers_that_are_right_or_wrong_are_compared_as_by_scipys_sign_test():
+def test_right_and_wrong_answers_are_compared_like_by_scipys_sign_test():
     random = np.random.default_rng(3)
     first, second = random.random(400) < 0.60, random.random(400) < 0.52
-    found = compare(queries(first), queries(second))
-    assert found.difference == pytest.approx(np.mean(first) - np.mean(second))
-    assert found.better == np.sum(first & ~second)
-    assert found.worse == np.sum(second & ~first)
-    assert found.p == pytest.approx(
-        stats.binomtest(found.better, found.better + found.worse).pvalue, abs=0.015
-    )
+    comparison = compare(queries(first), queries(second))
+    assert comparison.difference == pytest.approx(np.mean(first) - np.mean(second))
+    better, worse = np.sum(first & ~second), np.sum(second & ~first)
+    assert (comparison.better, comparison.worse) == (better, worse)
+    expected = stats.binomtest(better, better + worse).pvalue
+    assert comparison.p == pytest.approx(expected, abs=0.015)
 
 
 def test_two_systems_that_agree_are_not_different_and_one_query_proves_nothing():
