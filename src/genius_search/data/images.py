@@ -80,7 +80,7 @@ _DECODER_COPIES: Final = {"WEBP": 2, "AVIF": 2}
 """Number of copies of a picture that the decoder of a format makes; 1 for other formats."""
 
 IMAGE_SUFFIXES: Final = frozenset(
-    {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+    {".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".apng", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
     | RAW_SUFFIXES
     | ({".avif"} if "AVIF" in FORMATS else set())
     | (HEIF_SUFFIXES if "HEIF" in FORMATS else set())

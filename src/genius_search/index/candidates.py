@@ -70,6 +70,13 @@ class CandidateSearch:
             self._evidence,
         )
 
+    def search_plainly(self, query: EncodedQuery) -> Candidates | None:
+        """Return the hits of a query if one search finds them as :meth:`rank` does, else None."""
+        if query.k > self._max_rows(self._settings):
+            return None
+        [candidates] = self.search_once([query])
+        return candidates if len(candidates.items) >= query.k else None
+
     def rank(
         self,
         queries: Sequence[EncodedQuery],
@@ -156,8 +163,7 @@ class CandidateSearch:
         """
         max_rows_per_hit = 1 + self._snapshot.max_passages
         rows_per_hit = min(max_rows_per_hit, ROWS_PER_HIT)
-        num_compared = settings.shortlist if settings.rerank == "embeddings" else 0
-        max_rows = num_compared or self._snapshot.num_rows
+        max_rows = self._max_rows(settings)
         while True:
             limited = [
                 self._limit(query, settings, min(count * rows_per_hit, max_rows))
@@ -174,6 +180,11 @@ class CandidateSearch:
             if rows_per_hit == max_rows_per_hit or is_enough:
                 return best_rows
             rows_per_hit = min(max_rows_per_hit, ROWS_PER_HIT * rows_per_hit)
+
+    def _max_rows(self, settings: SearchSettings) -> int:
+        """Return the number of rows that one search compares at most: its shortlist, or all."""
+        has_shortlist = settings.rerank == "embeddings" and settings.shortlist > 0
+        return settings.shortlist if has_shortlist else self._snapshot.num_rows
 
     def _limit(self, query: EncodedQuery, settings: SearchSettings, k: int) -> EncodedQuery:
         """Return a query for ``k`` rows with its beam width; most queries need no copy."""

@@ -162,8 +162,8 @@ class SnapshotSearcher:
             return None
         [query] = queries[0]
         with check_files_on_error(self.snapshot):
-            [candidates] = self._candidates.search_once(queries[0])
-        if len(candidates.items) < query.k:
+            candidates = self._candidates.search_plainly(query)
+        if candidates is None:
             return None
         return Hits(make_hits(self.snapshot, self._hit_settings, query, candidates))
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image, TiffImagePlugin, features
 
 from genius_search.data import images
-from genius_search.data.images import SAFE_FORMATS, open_image
+from genius_search.data.images import SAFE_FORMATS, is_image_file, open_image
 from genius_search.data.photo_metadata import read_photo
 from genius_search.errors import BadImage
 
@@ -77,6 +77,13 @@ def test_an_orientation_is_undone(tmp_path):
     exif[ExifTags.Base.Orientation] = 6
     want.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "a.png", exif=exif)
     assert np.array_equal(np.asarray(open_image(tmp_path / "a.png")), np.asarray(want))
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.JPEG", "a.jfif", "a.jpe", "a.apng"])
+def test_rarer_endings_of_common_formats_are_pictures(tmp_path, name):
+    halves(WHITE, (0, 0, 0)).save(tmp_path / name)
+    assert is_image_file(tmp_path / name)
+    assert near(open_image(tmp_path / name), (3, 3), WHITE)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "HSV"])

@@ -60,6 +60,15 @@ def test_the_nearest_vectors_are_found(shared_index):
     assert {hit.modality for hits in found for hit in hits} == {"image"}
 
 
+def test_the_first_hits_of_a_vector_do_not_depend_on_how_many_are_asked_for(tmp_path):
+    index = Index.from_vectors(tmp_path / "i.index", np.random.default_rng(0).normal(size=(900, 24)))
+    search = {"vector": np.ones(24), "config": SearchConfig(shortlist=20)}
+    whole = [hit.id for hit in index.search(**search, k=900)]
+    for k in (5, 20, 21, 400):
+        assert [hit.id for hit in index.search(**search, k=k)] == whole[:k]
+        assert [hit.id for hit in index.search(**search, k=5, offset=k)] == whole[k : k + 5]
+
+
 @pytest.mark.parametrize("options", [{}, {"beam": 20}, {"candidates": 20, "rerank": "codes"}])
 def test_options_change_only_the_settings_they_name_and_need_no_torch(index, options, monkeypatch):
     if index.model.compiled_search_for(index.settings) is not None:  # the compiled library is there
