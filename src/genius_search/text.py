@@ -22,8 +22,9 @@ _INVISIBLE: Final = re.compile(
 )
 # Presentation forms, which no keyboard types: Latin ligatures (U+FB00 to U+FB06), Hebrew and Arabic
 # presentation forms, and Kangxi radicals. Only these are normalised to NFKC: applied to the whole
-# text, NFKC would turn the square in "5 m²" into a plain 2.
-_SHAPES: Final = re.compile(r"[\u2f00-\u2fdf\ufb00-\ufdff\ufe70-\ufefc]")
+# text, NFKC would turn the square in "5 m²" into a plain 2. U+FDFA and U+FDFB stand for sentences
+# of up to 18 characters, and stay.
+_SHAPES: Final = re.compile(r"[\u2f00-\u2fdf\ufb00-\ufdf9\ufdfc-\ufdff\ufe70-\ufefc]")
 # A hyphen at the end of a line, up to the letter (group 1) that starts the next line. The line may
 # be followed by one empty line, as between the columns of a PDF file.
 _DIVIDED: Final = re.compile(r"[-\u2010][ \t]*\n{1,2}[ \t]*(?=([^\W\d_]))")

@@ -17,6 +17,7 @@ from genius_search.text import clean, join_divided_words
         ("\ufefflight\u200bhou\u2060se", "lighthouse"),
         ("ﬁn, ﬂag, oﬀ, oﬃce, baﬄe, faﬅ, caﬆ", "fin, flag, off, office, baffle, fast, cast"),
         ("ﻛﺘﺎﺏ ⼭", "كتاب 山"),
+        ("\ufdfa", "\ufdfa"),  # 18 characters in NFKC
         ("10 m², ½ ® Ｗide é", "10 m², ½ ® Ｗide é"),
         (
             "می\u200cخواهم 👩\u200d🚀",

@@ -45,6 +45,10 @@ NEVER_READ: Final = (
     "[Dd]esktop.ini " + GENERATED_FILES
 )
 """Patterns of thumbnails, bins and program files, which later patterns with ``!`` can override."""
+MAX_PATTERN_CHARACTERS: Final = 1_000
+MAX_WILDCARDS: Final = 3
+"""Maximum number of asterisks between two slashes of a pattern, and of ``**`` in it. The time that
+matching a name takes grows by the length of the name with each."""
 PROGRAM_FOLDER_MARKERS: Final = frozenset({"pyvenv.cfg", "CACHEDIR.TAG"})
 """Files in folders that programs fill and can fill again, such as caches; these are not read."""
 _IgnoreSpecs: TypeAlias = tuple[tuple[Path, GitIgnoreSpec], ...]
@@ -92,7 +96,7 @@ def read_folder(
         A pattern is invalid.
     """
     try:
-        ignored = GitIgnoreSpec.from_lines([*NEVER_READ.split(), *map(composed, exclude)])
+        ignored = _parse_patterns([*NEVER_READ.split(), *map(composed, exclude)])
     except ValueError as error:
         raise UsageError(
             f"{error}; expected patterns as in .gitignore, such as drafts/ or *.png"
@@ -146,10 +150,25 @@ def _walk(
 def _read_ignore_file(file: Path, problems: list[Problem]) -> _IgnoreSpecs:
     try:
         patterns = composed(decode_text(file)).splitlines()
-        return ((file.parent, GitIgnoreSpec.from_lines(patterns)),)
+        return ((file.parent, _parse_patterns(patterns)),)
     except ValueError as error:
         problems.append(BadImage(file, f"cannot be used: {getattr(error, 'reason', error)}"))
         return ()
+
+
+def _parse_patterns(lines: Sequence[str]) -> GitIgnoreSpec:
+    """Parse patterns; raise ValueError if one is invalid, or could take long to match."""
+    for line in lines:
+        parts = line.split("/")
+        wildcards = max(parts.count("**"), *(part.count("*") for part in parts if part != "**"), 0)
+        if not line.startswith("#") and (
+            wildcards > MAX_WILDCARDS or len(line) > MAX_PATTERN_CHARACTERS
+        ):
+            raise ValueError(
+                f"the pattern {line[:60]!r} has more than {MAX_WILDCARDS} asterisks between two "
+                f"slashes, more than {MAX_WILDCARDS} '**', or {MAX_PATTERN_CHARACTERS:,} characters"
+            )
+    return GitIgnoreSpec.from_lines(lines)
 
 
 def _is_ignored(path: Path, specs: _IgnoreSpecs, *, is_folder: bool) -> bool:

@@ -18,7 +18,18 @@ from genius_search.data.web_pages import parse_html
 
 MAX_PARTS: Final = 1_000
 """Maximum number of parts of a message that are looked at."""
+MAX_HEADER_CHARACTERS: Final = 50_000
+"""Maximum length of a header. Time and memory to decode one grow with the square of its length."""
 _PEOPLE: Final = ("from", "to", "cc")
+
+
+class _Policy(email.policy.EmailPolicy):
+    """Reads the beginning of long headers."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        """Return the name and the value of a header that was read as these lines."""
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[:MAX_HEADER_CHARACTERS]
 
 
 def read_mail(path: Path) -> Document:
@@ -31,7 +42,7 @@ def read_mail(path: Path) -> Document:
     BadImage
         The file cannot be read, or is too large.
     """
-    message = email.message_from_bytes(read_bytes(path), policy=email.policy.default)
+    message = email.message_from_bytes(read_bytes(path), policy=_Policy())
     fields = _fields_of(message)
     texts: dict[str, list[str]] = {"plain": [], "html": []}
     attachments: list[str] = []
@@ -47,6 +58,8 @@ def read_mail(path: Path) -> Document:
         fields["attachments"] = attachments
     body = "\n\n".join(texts["plain"]) or "\n\n".join(texts["html"])
     text, note = shorten(with_title(fields.get("title"), body))
+    if any(len(value) == MAX_HEADER_CHARACTERS for _, value in message.raw_items()):
+        note = note or f"only the first {MAX_HEADER_CHARACTERS:,} characters of a header are read"
     return Document(text, fields, note)
 
 

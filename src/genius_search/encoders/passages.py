@@ -10,7 +10,7 @@ from typing import Final
 from genius_search.encoders.base import Encoder, is_cut
 
 MAX_PASSAGE_WORDS: Final = 200
-"""Maximum number of words in a passage; it is halved until the encoder reads whole passages."""
+"""Maximum number of words in a passage; it is halved where the encoder would truncate passages."""
 OVERLAP_DIVISOR: Final = 10
 """Neighbouring passages share a tenth of their words."""
 MAX_QUERY_PASSAGES: Final = 50
@@ -36,17 +36,20 @@ def divide(encoder: Encoder, text: str, spell: Callable[[str], str]) -> list[tup
     if not is_cut(encoder, spell(text)):
         return []
     words = [word.span() for word in _WORD.finditer(text)]
-    size = MAX_PASSAGE_WORDS
-    while True:
-        # Passages of 200 words that overlap by 20 begin at the words 0, 180, 360, ...
-        overlap = size // OVERLAP_DIVISOR
-        spans = []
-        for first in range(0, max(1, len(words) - overlap), size - overlap):
-            last = min(first + size, len(words)) - 1
-            spans.append((words[first][0], words[last][1]))
-        if size == 1 or not any(is_cut(encoder, spell(text[start:end])) for start, end in spans):
-            return spans
-        size //= 2
+    spans = []
+    first, size = 0, MAX_PASSAGE_WORDS
+    while first < len(words):
+        # A passage of 200 words begins at the word 0, the next one at 180, ...
+        size = min(2 * size, MAX_PASSAGE_WORDS)
+        start, end = words[first][0], words[min(first + size, len(words)) - 1][1]
+        while size > 1 and is_cut(encoder, spell(text[start:end])):
+            size //= 2
+            end = words[min(first + size, len(words)) - 1][1]
+        spans.append((start, end))
+        if first + size >= len(words):
+            break
+        first += size - size // OVERLAP_DIVISOR
+    return spans
 
 
 def query_passages(encoder: Encoder, text: str, spell: Callable[[str], str]) -> list[str]:

@@ -348,7 +348,8 @@ class QueryEncoder:
                 f"expected {self._dim} numbers"
             )
         wide = vector.astype(np.float64)  # in which large squares are finite
-        length = math.sqrt(wide.dot(wide))
+        with np.errstate(over="ignore"):  # an infinite length is refused
+            length = math.sqrt(wide.dot(wide))
         if not SHORTEST_VECTOR < length < math.inf:  # False for NaN, too
             raise UsageError("the query's vector has only zeros, or a number that is not finite")
         feature = (wide / length).astype(np.float32)

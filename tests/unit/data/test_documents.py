@@ -46,6 +46,15 @@ def archive(path, **files):
             file.writestr(name.replace("__", "/").replace("_xml", ".xml"), content)
 
 
+def test_of_a_header_without_end_the_beginning_is_read(folder):
+    (folder / "a.eml").write_text("Subject: " + "=?utf-8?q?a?= " * 80_000 + "\n\nan anchor")
+    scan = read_folder(folder)
+    assert "50,000 characters of a header" in scan.problems[0].reason
+    [candidate] = scan.candidates
+    assert candidate.text.startswith("aaaa")
+    assert candidate.text.endswith("an anchor")
+
+
 @pytest.mark.parametrize("name", ["a.md", "a.markdown"])
 def test_front_matter_becomes_fields_and_its_title_the_first_line(folder, name):
     front = (

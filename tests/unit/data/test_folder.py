@@ -84,6 +84,15 @@ def test_programs_folders_and_excluded_files_are_left_out(tmp_path):
     assert "UTF-8" in problems_of(tmp_path)[".geniusignore"]
 
 
+@pytest.mark.parametrize("pattern", ["*" * 50 + "b", "*a*a*a*a*b", "**/x/" * 4 + "y", "a" * 2000])
+def test_a_pattern_that_could_take_long_to_match_is_named(tmp_path, pattern):
+    picture(tmp_path / f"{'a' * 200}.png")
+    (tmp_path / ".geniusignore").write_text(pattern)
+    assert "asterisks" in problems_of(tmp_path)[".geniusignore"]
+    with pytest.raises(UsageError, match="asterisks"):
+        read_folder(tmp_path, exclude=[pattern])
+
+
 def test_a_linked_folder_is_followed_once(tmp_path):
     picture(tmp_path / "mine" / "z" / "a.png")
     picture(tmp_path / "elsewhere" / "b.png")

@@ -61,7 +61,9 @@ def test_the_nearest_vectors_are_found(shared_index):
 
 
 def test_the_first_hits_of_a_vector_do_not_depend_on_how_many_are_asked_for(tmp_path):
-    index = Index.from_vectors(tmp_path / "i.index", np.random.default_rng(0).normal(size=(900, 24)))
+    index = Index.from_vectors(
+        tmp_path / "i.index", np.random.default_rng(0).normal(size=(900, 24))
+    )
     search = {"vector": np.ones(24), "config": SearchConfig(shortlist=20)}
     whole = [hit.id for hit in index.search(**search, k=900)]
     for k in (5, 20, 21, 400):

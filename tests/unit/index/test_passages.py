@@ -185,6 +185,15 @@ def test_passages_cover_the_text_and_none_is_cut(text):
     assert passages[-1].end >= len(text.rstrip())
 
 
+def test_only_passages_that_would_be_cut_are_shorter_than_others():
+    text = "word " * 2000 + "\U0001f9ff" * 4000 + " word" * 2000
+    lengths = [
+        len(text[start:end].split())
+        for start, end, _ in find_passages(load_encoder(WORDLLAMA), text)
+    ]
+    assert lengths.count(200) >= 19
+
+
 def test_a_short_text_has_none():
     assert find_passages(load_encoder(WORDLLAMA), "a short note") == []
 
