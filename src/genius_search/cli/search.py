@@ -112,6 +112,10 @@ def _open_and_sync(
     from genius_search.index.writer import HeldByAnother, rename_damaged_index
 
     head = read_head(index_folder / CURRENT)
+
+    def is_unchanged() -> bool:  # an empty file has the same head as a missing one
+        return (index_folder / CURRENT).exists() and read_head(index_folder / CURRENT) == head
+
     try:
         index = Index.open(index_folder, device=device, download=download)
         current_state(index).snapshot.check_files(max_bytes=MAX_BYTES_CHECKED_FIRST)
@@ -123,10 +127,8 @@ def _open_and_sync(
             f"another process is updating the index of {folder}; searching the current state"
         )
     except ArtifactError as error:  # another version, or damaged
-        if head:  # otherwise another process has just renamed the index
-            renamed = rename_damaged_index(
-                index_folder, lambda: read_head(index_folder / CURRENT) == head
-            )
+        if is_unchanged():  # otherwise another process has just renamed the index
+            renamed = rename_damaged_index(index_folder, is_unchanged)
             _report_renamed_index(progress, folder, str(error), renamed)
         return None
     return index

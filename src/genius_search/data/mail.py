@@ -9,7 +9,7 @@ import email.utils
 from collections.abc import Iterator
 from email.message import EmailMessage
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from genius_search.data.limits import MAX_DOCUMENT_CHARACTERS, read_bytes, shorten
 from genius_search.data.markdown import with_title
@@ -42,7 +42,8 @@ def read_mail(path: Path) -> Document:
     BadImage
         The file cannot be read, or is too large.
     """
-    message = email.message_from_bytes(read_bytes(path), policy=_Policy())
+    parsed = email.message_from_bytes(read_bytes(path), policy=_Policy())
+    message = cast("EmailMessage", parsed)  # the class that the policy makes
     fields = _fields_of(message)
     texts: dict[str, list[str]] = {"plain": [], "html": []}
     attachments: list[str] = []

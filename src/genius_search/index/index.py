@@ -1324,13 +1324,15 @@ class Index:
 
         If the log is damaged, a warning is logged, and searches do without it.
         """
-        if not (heads[1] or has_lost_manifest(self.folder / LEARNED)):
+        log_folder = self.folder / LEARNED
+        # An empty manifest has the same head as a missing one.
+        if not ((log_folder / CURRENT).exists() or has_lost_manifest(log_folder)):
             return None
         from genius_search.index.learned import Choices, DamagedLog, reading_log
 
         try:
             with reading_log(self.folder):
-                log_index = Index.open(self.folder / LEARNED)
+                log_index = Index.open(log_folder)
                 log_searcher = log_index._state.searcher  # noqa: SLF001  without reopening it
                 if log_searcher.model.dim != model.dim:
                     raise ArtifactMismatch(

@@ -177,6 +177,10 @@ def forget_manifest(index):
     (index / "index.json").unlink()
 
 
+def empty_manifest(index):
+    (index / "index.json").write_text("")
+
+
 def write_other_version(index):
     (index / "index.json").write_text('{"format": 1}')
 
@@ -191,7 +195,9 @@ def flip_ids(index):
     ids.write_bytes(ids.read_bytes()[:-1] + b"\x77")
 
 
-@pytest.mark.parametrize("damage", [forget_manifest, write_other_version, cut_items, flip_ids])
+@pytest.mark.parametrize(
+    "damage", [forget_manifest, empty_manifest, write_other_version, cut_items, flip_ids]
+)
 def test_the_index_of_a_folder_is_set_aside_if_it_cannot_be_read(notes, capsys, damage):
     expected, _ = search(capsys, notes, "bread")
     [index] = (notes.parent / "cache" / "genius-search").iterdir()

@@ -145,11 +145,13 @@ def damage_log(index: Index, how: str) -> None:
         path.write_bytes(path.read_bytes()[:-1] + b"\x77")
     elif how == "manifest":
         (index.folder / "learned" / "index.json").write_text("{")
+    elif how == "empty":
+        (index.folder / "learned" / "index.json").write_text("")
     else:
         (index.folder / "learned" / "index.json").unlink()
 
 
-@pytest.mark.parametrize("how", ["cut", "flipped", "manifest", "lost"])
+@pytest.mark.parametrize("how", ["cut", "flipped", "manifest", "empty", "lost"])
 def test_searches_do_without_a_damaged_log_which_can_be_forgotten(index, caplog, capsys, how):
     query = draw(1, 8)[0]
     plain, chosen = ids(index, query), far_choice(index, query)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from genius_search.index.hits import SearchHit
 from genius_search.index.index import Index
 from genius_search.index.merge import ModalityHits, merge_modalities
 from genius_search.index.snapshot import Location
-from genius_search.index.words import CODE, find_word_matches, unpack_locations
+from genius_search.index.words import CODE, find_word_matches, split_words, unpack_locations
 from genius_search.records import Modality
 
 NUMBERS = range(100, 140)
@@ -247,3 +248,10 @@ def test_a_text_without_words_of_the_query_is_compared_and_one_with_all_is_not(m
     assert [hit.least_score for hit in many.search("umbrella", where=["text~number"], k=9)] == [
         None
     ] * 9
+
+
+@pytest.mark.parametrize("word", ["\N{NAZAR AMULET}", "/", "a/", "1/", "."])
+def test_a_query_of_one_long_word_is_split_in_a_bounded_time(word):
+    began = time.process_time()
+    split_words(word * 100_000)
+    assert time.process_time() - began < 2
