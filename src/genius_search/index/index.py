@@ -1302,7 +1302,7 @@ class Index:
         """
         if before is not None and before.heads[:1] == heads[:1]:  # only the log has changed
             searcher = copy.copy(before.searcher)
-            searcher.choices = self._open_log(heads, searcher.model, searcher.snapshot)
+            searcher.choices = self._open_log(searcher.model, searcher.snapshot)
             return _OpenState(heads, searcher)
         snapshot = Snapshot.open(self.folder, None if before is None else before.searcher.snapshot)
         manifest = snapshot.manifest
@@ -1314,12 +1314,10 @@ class Index:
         if manifest.model_fingerprint != model.fingerprint:
             raise another_index(self.folder)
         snapshot.check_arrays(model.codebooks, model.unchecked_files)
-        choices = self._open_log(heads, model, snapshot)
+        choices = self._open_log(model, snapshot)
         return _OpenState(heads, SnapshotSearcher(model, snapshot, choices=choices))
 
-    def _open_log(
-        self, heads: tuple[bytes, ...], model: Genius, snapshot: Snapshot
-    ) -> Choices | None:
+    def _open_log(self, model: Genius, snapshot: Snapshot) -> Choices | None:
         """Open the log of choices, itself an index of queries; None if there is no choice.
 
         If the log is damaged, a warning is logged, and searches do without it.
