@@ -63,10 +63,10 @@ def recall_table(systems: Sequence[System], pool: Pool) -> Table:
             scores = [system.score(pool, method, task) for task in tasks]
             average = system.average(pool, method) if system.tasks(pool) == tasks else None
             exact = system.average(pool, "exact-raw")
-            of_exact = None
+            of_exact_raw = None
             if average is not None and exact is not None and exact.value > 0:
-                of_exact = 100 * average.value / exact.value
-            lines.append((system.title, method, *scores, average, of_exact))
+                of_exact_raw = 100 * average.value / exact.value
+            lines.append((system.title, method, *scores, average, of_exact_raw))
     bold = find_best(lines, range(2, 3 + len(tasks)))
     is_published = "published" in task_rows and bool(task_rows["published"].map(bool).all())
     for method, name in COMPARABLE.items() if is_published else ():
@@ -75,16 +75,17 @@ def recall_table(systems: Sequence[System], pool: Pool) -> Table:
             published = references(task, pool, method)
             numbers.append(published[0].value if published else None)
         lines.append((f"{name}, published", method, *numbers, None, None))
-    seeds = sorted({len(system.folders) for system in systems})
+    counts = sorted({len(system.folders) for system in systems})
+    seeds = f"{' or '.join(map(str, counts))} seed{'s' * (counts != [1])}"
     task_headings = [f"{task} {task_rows.loc[task, 'headline']}" for task in tasks]
     return Table(
         name=f"recall-{pool}",
         title=f"Recall, {pool} pool",
         note="Share of queries with a right answer among the first hits, percent, mean ± standard "
-        f"deviation over {' or '.join(map(str, seeds))} seeds. Bold: the best of a column. Of "
-        "exact: percent of the average of exact search over the encoder's summed features, as in "
-        "CLIP-SF.",
-        headings=("system", "method", *task_headings, "average", "of exact"),
+        f"deviation over {seeds}. Bold: the best of a column. Of "
+        "exact-raw: percent of the average of exact search over the encoder's summed features, as "
+        "in CLIP-SF.",
+        headings=("system", "method", *task_headings, "average", "of exact-raw"),
         lines=lines,
         text_columns=2,
         bold=bold,
