@@ -27,6 +27,8 @@ class Limits(NamedTuple):
 
 BY_VECTOR = Limits(files=10, calls=34, types=5)
 BY_TEXT = Limits(files=21, calls=146, types=8)
+IN_TWO_MODALITIES = Limits(files=22, calls=300, types=9)
+SMALL_ENCODER = Path(__file__).parents[2] / "model" / "encoder"
 
 
 @pytest.fixture
@@ -40,6 +42,14 @@ def text_index(tmp_path):
     random = np.random.default_rng(0)
     texts = [" ".join(random.permutation(TEXT.split())[:5]) for _ in range(50)]
     return Index.create(tmp_path / "index", texts, encoder="text:wordllama")
+
+
+@pytest.fixture
+def mixed_index(tmp_path):
+    random = np.random.default_rng(0)
+    pictures = [random.integers(0, 256, (32, 32, 3), dtype=np.uint8) for _ in range(20)]
+    texts = [" ".join(random.permutation(TEXT.split())[:5]) for _ in range(30)]
+    return Index.create(tmp_path / "index", [*pictures, *texts], encoder=f"small:{SMALL_ENCODER}")
 
 
 def test_the_script_finds_research_from_another_folder(tmp_path):
@@ -64,3 +74,9 @@ def test_a_warm_search_by_text_enters_few_files_and_wears_few_types(text_index):
     trace = trace_search(text_index, query="a kite above the beach", k=5)
     assert_within(trace, BY_TEXT)
     assert {"SearchRequest", "WordMatches"} <= trace.types
+
+
+def test_a_warm_search_of_two_modalities_merges_them_with_one_more_type(mixed_index):
+    trace = trace_search(mixed_index, query="a kite above the beach", k=5)
+    assert_within(trace, IN_TWO_MODALITIES)
+    assert "ModalityHits" in trace.types
