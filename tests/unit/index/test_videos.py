@@ -29,15 +29,30 @@ def _plugins(tmp_path, monkeypatch):
     monkeypatch.setattr(open_module, "entry_points", colour_plugins)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    videos = tmp_path / "videos"
+def draw_folder(parent):
+    """Draw two videos, one with subtitles, and write a note."""
+    videos = parent / "videos"
     videos.mkdir()
     draw_video(videos / "film.mp4", [(RED, 6), (GREEN, 6), (BLUE, 6)])
     (videos / "film.srt").write_text(SUBTITLES)
     draw_video(videos / "sun.avi", [(YELLOW, 4)], codec="MJPG")
     (videos / "kites.txt").write_text("A note about kites.")
     return videos
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return draw_folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """An index of these files, which no test changes."""
+    place = tmp_path_factory.mktemp("shared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+        patch.setattr(open_module, "entry_points", colour_plugins)
+        return create(draw_folder(place))
 
 
 def create(folder, encoder="colours:x"):
@@ -48,14 +63,13 @@ def first(index, query, **options):
     return index.search(query, k=1, **options)[0]
 
 
-def test_a_colour_is_found_at_the_moment_when_it_is_shown(folder):
-    index = create(folder)
-    assert (len(index), index.last_change.added) == (3, 3)
+def test_a_colour_is_found_at_the_moment_when_it_is_shown(shared):
+    assert (len(shared), shared.last_change.added) == (3, 3)
     for query, start in (("red", 0), ("green", 6), ("blue", 12)):
-        hit = first(index, query, modality="image-text" if query == "red" else "image")
+        hit = first(shared, query, modality="image-text" if query == "red" else "image")
         assert hit.id == "film.mp4"
         assert start <= hit.moment < start + 2
-    hit = first(index, "yellow", modality="image")
+    hit = first(shared, "yellow", modality="image")
     assert (hit.id, hit.modality, hit.text) == ("sun.avi", "image", None)
     assert hit.fields["kind"] == "video"
     assert hit.fields["duration"] == 4.0
@@ -69,13 +83,12 @@ def test_a_subtitle_is_found_at_its_time_with_any_encoder(folder):
         shutil.rmtree(index.folder)
 
 
-def test_a_video_is_one_hit_and_one_item(folder):
-    index = create(folder)
-    hits = index.search("blue submarine", k=10)
+def test_a_video_is_one_hit_and_one_item(shared):
+    hits = shared.search("blue submarine", k=10)
     assert sorted(hit.id for hit in hits) == ["film.mp4", "kites.txt", "sun.avi"]
-    assert index.info().items == 3
-    assert index.info().passages >= 4  # two frames and two subtitles
-    videos = index.search(where={"kind": "video"})
+    assert shared.info().items == 3
+    assert shared.info().passages >= 4  # two frames and two subtitles
+    videos = shared.search(where={"kind": "video"})
     assert {hit.id for hit in videos} == {"sun.avi", "film.mp4"}
     assert [hit.moment for hit in videos] == [None, None]
 
@@ -174,9 +187,8 @@ def test_frames_come_with_an_encoder_that_an_index_gets_later(folder):
     assert index.sync().unchanged == 3
 
 
-def test_words_of_a_subtitle_choose_its_moment_whatever_the_frames_say(folder):
-    index = create(folder)
-    assert first(index, "red submarine").moment == 13.0
+def test_words_of_a_subtitle_choose_its_moment_whatever_the_frames_say(shared):
+    assert first(shared, "red submarine").moment == 13.0
 
 
 def test_a_video_given_by_its_path_has_moments(folder):
