@@ -172,13 +172,26 @@ def test_files_then_the_manifest_then_the_folder_reach_the_disk(tmp_path, disk):
 def test_a_new_folder_reaches_the_disk_before_it_has_its_name(tmp_path, disk):
     with new_folder(tmp_path / "a") as partial:
         (partial / "x").touch()
-    inodes = [path.stat().st_ino for path in (tmp_path / "a" / "x", tmp_path / "a", tmp_path)]
-    assert disk[-4:] == [
-        ("sync", inodes[0]),
-        ("sync", inodes[1]),
-        ("move", inodes[1]),
-        ("sync", inodes[2]),
-    ]
+    file, folder, parent = (
+        path.stat().st_ino for path in (tmp_path / "a" / "x", tmp_path / "a", tmp_path)
+    )
+    # A folder and its files are flushed at the same time.
+    assert {*disk[-4:-2]} == {("sync", file), ("sync", folder)}
+    assert disk[-2:] == [("move", folder), ("sync", parent)]
+
+
+def test_a_file_that_cannot_be_flushed_leaves_no_folder(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, "failed")
+
+    def write_folder() -> None:
+        with new_folder(tmp_path / "a") as partial:
+            (partial / "x").touch()
+            monkeypatch.setattr(os, "fsync", fail)
+
+    with pytest.raises(OSError, match="failed"):
+        write_folder()
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize("write", [write_atomically, new_folder])
