@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -28,6 +28,8 @@ from genius_search.index.roots import is_same_picture
 
 MAX_PICTURE_SIDE: Final = 768
 """Maximum length of the longer side of a picture for an agent, in pixels."""
+MAX_ANSWER_CHARACTERS: Final = 80_000
+"""Length of the texts and fields of all hits, about 20,000 tokens; each has an equal share."""
 MAX_HIT_CHARACTERS: Final = 1_500
 """Maximum length of the text of a hit."""
 MAX_PAGE_CHARACTERS: Final = 8_000
@@ -92,7 +94,7 @@ class Tools:
         options: dict[str, Any] = {"where": where, "match": match, "modality": modality, "k": k}
         options |= {"order_by": order_by, "group_by": group_by}
         hits = self._find_index(index).search(text, image=_read_picture(image), **options)
-        described = [*map(_describe_hit, hits)]
+        described = _describe_hits(hits)
         for facts, num_others in zip(described, hits.more_in_group, strict=False):
             facts["more_in_group"] = num_others
         return described
@@ -122,11 +124,7 @@ class Tools:
 
         The item itself is a hit, too.
         """
-        return [
-            *map(
-                _describe_hit, self._find_index(index).search(text, parts=[SearchPart(id=id)], k=k)
-            )
-        ]
+        return _describe_hits(self._find_index(index).search(text, parts=[SearchPart(id=id)], k=k))
 
     def read_item(
         self, id: ItemId, page: PageNumber = 1, index: Name = None
@@ -140,7 +138,7 @@ class Tools:
             start = (page - 1) * MAX_PAGE_CHARACTERS
             facts["text"] = item.text[start : start + MAX_PAGE_CHARACTERS]
             facts |= {"page": page, "pages": -(-len(item.text) // MAX_PAGE_CHARACTERS)}
-        facts |= _describe_fields(item.fields)
+        facts |= _describe_fields(item.fields, MAX_PAGE_CHARACTERS)
         # An index from someone else may name a private file, but does not know its hash.
         if page > 1 or item.image is None or not is_same_picture(item, Path(item.image)):
             return [facts]
@@ -222,9 +220,16 @@ def _read_picture(picture: str | None) -> Path | bytes | None:
         raise UsageError(f"the picture is not encoded in base64: {error}") from None
 
 
-def _describe_hit(hit: SearchHit) -> dict[str, Any]:
+def _describe_hits(hits: Sequence[SearchHit]) -> Hits:
+    """Return hits for an agent; of many hits, texts and fields are shorter."""
+    max_characters = MAX_ANSWER_CHARACTERS // max(1, len(hits))
+    return [_describe_hit(hit, max_characters) for hit in hits]
+
+
+def _describe_hit(hit: SearchHit, max_characters: int) -> dict[str, Any]:
     """Return a hit for an agent, with the beginning of its text."""
-    text = (hit.passage or hit.text or "")[:MAX_HIT_CHARACTERS]
+    max_text = min(MAX_HIT_CHARACTERS, max_characters // 2)
+    text = (hit.passage or hit.text or "")[:max_text]
     facts = {
         "id": hit.id,
         "score": round(hit.score, 4),
@@ -233,16 +238,21 @@ def _describe_hit(hit: SearchHit) -> dict[str, Any]:
     }
     if hit.moment is not None:
         facts["moment"] = hit.moment  # second of a video
-    return {**facts, **_describe_fields(hit.fields)}
+    return {**facts, **_describe_fields(hit.fields, max_characters - max_text)}
 
 
-def _describe_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the first fields of an item, with the beginnings of long values."""
-    described: dict[str, Any] = {
-        "fields": {name: _cut(value) for name, value in [*fields.items()][:MAX_FIELDS]}
-    }
-    if len(fields) > MAX_FIELDS:
-        described["more_fields"] = len(fields) - MAX_FIELDS
+def _describe_fields(fields: Mapping[str, Any], max_characters: int) -> dict[str, Any]:
+    """Return the first fields of an item that fit, with the beginnings of long values."""
+    shown: dict[str, Any] = {}
+    for name, value in [*fields.items()][:MAX_FIELDS]:
+        beginning = _cut(value)
+        size = len(f"{name}{beginning}")
+        if size <= max_characters:
+            shown[name] = beginning
+            max_characters -= size
+    described: dict[str, Any] = {"fields": shown}
+    if len(fields) > len(shown):
+        described["more_fields"] = len(fields) - len(shown)
     return described
 
 

@@ -6,10 +6,11 @@ import asyncio
 import base64
 import json
 
+import numpy as np
 import pytest
 from mcp import Client
 
-from genius_search import NewItem
+from genius_search import Index, NewItem
 from genius_search.serve.mcp import make_server
 from tests.unit.serve.conftest import make_index, picture
 
@@ -78,6 +79,18 @@ def test_answers_are_bounded(model, tmp_path):
     pages = [json.loads(call(server, "read_item", id="long", page=n)[0][0].text) for n in (1, 2, 3)]
     assert "".join(page["text"] for page in pages) == index.get("long").text
     assert (pages[0]["page"], pages[0]["pages"], len(pages[0]["fields"])) == (1, 3, 20)
+
+
+def test_an_answer_of_many_hits_with_long_texts_and_fields_is_bounded(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(100, 8))
+    fields = {"x" * 9_000: 1} | {f"field {number}": "x" * 1000 for number in range(30)}
+    index = Index.from_vectors(
+        tmp_path / "i.index", vectors, texts=["word " * 900] * 100, fields=[fields] * 100
+    )
+    for count in (10, 100):
+        answers, _ = call(make_server({"things": index}), "search", match="word", k=count)
+        assert len(answers) == count
+        assert 10_000 < sum(len(answer.text) for answer in answers) < 120_000
 
 
 def test_an_item_is_read_with_its_picture(index):
