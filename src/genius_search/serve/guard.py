@@ -352,7 +352,7 @@ class Guard:
                 "start it with --keys FILE to use other names",
             )
         origin = headers.get("origin")
-        is_foreign = origin is not None and origin.partition("://")[2] != host
+        is_foreign = origin not in (None, f"http://{host}", f"https://{host}")
         if method not in SAFE_METHODS and (
             is_foreign or headers.get("sec-fetch-site") in ("cross-site", "same-site")
         ):

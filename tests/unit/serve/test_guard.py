@@ -82,6 +82,7 @@ def test_this_machine_has_several_names(client, host):
         {"Origin": "null"},
         {"Origin": "http://localhost:1"},
         {"Origin": "http://[", "Sec-Fetch-Site": "cross-site"},
+        {"Origin": "evil://localhost"},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Site": "same-site"},
     ],
