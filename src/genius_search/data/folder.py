@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import unicodedata
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,7 @@ MAX_WILDCARDS: Final = 3
 matching a name takes grows by the length of the name with each."""
 PROGRAM_FOLDER_MARKERS: Final = frozenset({"pyvenv.cfg", "CACHEDIR.TAG"})
 """Files in folders that programs fill and can fill again, such as caches; these are not read."""
+CONTROL_CHARACTER: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _IgnoreSpecs: TypeAlias = tuple[tuple[Path, GitIgnoreSpec], ...]
 """Folders and their patterns, from the root down."""
 
@@ -306,6 +307,6 @@ def _id(root: Path, path: Path) -> str:
         name.encode()
     except UnicodeEncodeError:
         raise BadImage(path, "its name is not valid UTF-8; rename it") from None
-    if any(unicodedata.category(character) == "Cc" for character in name):
+    if CONTROL_CHARACTER.search(name):
         raise BadImage(path, f"its name {name!r} contains a control character; rename it")
     return name

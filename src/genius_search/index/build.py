@@ -332,8 +332,11 @@ class PoolChanges:
 
     def _count_entries(self) -> int:
         """Return the number of items and passages to encode."""
-        to_encode = [change for change in self.changes if change.source is None]
-        return len(to_encode) + sum(len(change.passages) for change in to_encode)
+        count = 0
+        for change in self.changes:
+            if change.source is None:
+                count += 1 + len(change.passages)
+        return count
 
     def _reused_batches(self, snapshot: Snapshot) -> Iterator[Batch]:
         """Yield the changed items with the IDs and embeddings of stored items."""

@@ -648,4 +648,4 @@ def stamp_of(item: Item) -> str:
             file = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     contents = (item.modality.mbeir, item.text, item.source, item.image)
     digests = [hashlib.sha256(repr(part).encode()).hexdigest() for part in (contents, file)]
-    return ".".join(digest[:STAMP_LENGTH] for digest in digests)
+    return f"{digests[0][:STAMP_LENGTH]}.{digests[1][:STAMP_LENGTH]}"
