@@ -95,8 +95,7 @@ class Create(DeviceOptions, ItemOptions, OcrOption, WaitOption, JsonOption, Inde
     """Without a model: a .npy file with the encoder's vectors of at least 100 typical queries."""
 
     part: Annotated[str | None, optional("I/N")] = None
-    """Only encode the I-th of N parts of the pool, such as 2/4, each on another machine. Then run
-    the command without --part."""
+    """Only encode part I of N, such as 2/4. Last, run without it."""
 
     def run(self) -> None:
         print(f"reading {self.pool or self.vectors or self.index}", file=sys.stderr, flush=True)

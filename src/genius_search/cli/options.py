@@ -114,8 +114,7 @@ class ItemOptions:
     pool: Path | None
 
     vectors: OptionalFile = None
-    """Instead of a pool: a .npy file with one vector for each item, from the index's encoder or,
-    for an index without one, from any other."""
+    """Instead of a pool: a .npy file with one vector for each item, from the index's encoder."""
 
     ids: OptionalFile = None
     """With --vectors: a text file with the id of one item per line. Default for a new index: row

@@ -53,6 +53,10 @@ class CandidateSearch:
         return self._snapshot.evidence(self._model.ranker)
 
     @cached_property
+    def _max_plain_hits(self) -> int:
+        return self._max_rows(self._settings)
+
+    @cached_property
     def _compiled(self) -> CompiledSearch | None:
         return self._model.compiled_search_for(self._settings)
 
@@ -72,7 +76,7 @@ class CandidateSearch:
 
     def search_plainly(self, query: EncodedQuery) -> Candidates | None:
         """Return the hits of a query if one search finds them as :meth:`rank` does, else None."""
-        if query.k > self._max_rows(self._settings):
+        if query.k > self._max_plain_hits:
             return None
         [candidates] = self.search_once([query])
         return candidates if len(candidates.items) >= query.k else None
