@@ -321,11 +321,17 @@ LARGE_SHORTLIST_GROWTH: Final = 4
 CELL_MARGIN: Final = 3.0
 """Default margin of pools with fine codes (:attr:`SearchSettings.margin`) up to
 :data:`MAX_EXHAUSTIVE_POOL`."""
-CELL_MARGIN_PER_DECADE: Final = 1.0
-"""Increase of the margin when a pool is ten times as large, since the correction for hubs, which
-grows, too, raises items of worse cells (docs/lab/log.md)."""
+LARGE_MARGIN_GROWTH: Final = 1.0
+"""Increase of the margin up to a pool of a million items, since the correction for hubs, which
+grows, too, raises items of worse cells (docs/lab/log.md). In ten million items, a further increase
+took three times as long and found no more."""
 MAX_SCANNED_SHARE: Final = 4
 """In pools above :data:`MAX_EXHAUSTIVE_POOL`, at most one item in this many is scanned."""
+
+
+def _largeness(items: int) -> float:
+    """Return 0 for pools up to 100,000 items, 1 from a million on, and the logarithm between."""
+    return min(1.0, decades_above_small(items))
 
 
 def narrow_search(settings: SearchSettings, items: int, allowed: int) -> SearchSettings:
@@ -334,16 +340,15 @@ def narrow_search(settings: SearchSettings, items: int, allowed: int) -> SearchS
     The allowed items are like a smaller pool, whose searches need a smaller margin and a shorter
     shortlist (:func:`default_cell_search`). Since they may also be unlike the query, both shrink by
     half as much: where a tenth of a million items is allowed, the margin by
-    :data:`CELL_MARGIN_PER_DECADE` / 2 and the shortlist by half.
+    :data:`LARGE_MARGIN_GROWTH` / 2 and the shortlist by half.
     """
-    decades = decades_above_small(items) - decades_above_small(allowed)
-    if not decades or settings.shortlist >= allowed:
+    difference = _largeness(items) - _largeness(allowed)
+    if not difference or settings.shortlist >= allowed:
         return settings
-    growth = math.sqrt(LARGE_SHORTLIST_GROWTH) ** min(decades, 1.0)
     return dataclasses.replace(
         settings,
-        margin=max(0.0, settings.margin - CELL_MARGIN_PER_DECADE * decades / 2),
-        shortlist=math.ceil(settings.shortlist / growth),
+        margin=max(0.0, settings.margin - LARGE_MARGIN_GROWTH * difference / 2),
+        shortlist=math.ceil(settings.shortlist / math.sqrt(LARGE_SHORTLIST_GROWTH) ** difference),
     )
 
 
@@ -360,7 +365,7 @@ def default_cell_search(items: int) -> SearchSettings:
         default_search(items),
         candidates=items if is_small else max(MAX_EXHAUSTIVE_POOL, items // MAX_SCANNED_SHARE),
         shortlist=CELL_SHORTLIST if is_small else LARGE_SHORTLIST_GROWTH * CELL_SHORTLIST,
-        margin=CELL_MARGIN + CELL_MARGIN_PER_DECADE * decades_above_small(items),
+        margin=CELL_MARGIN + LARGE_MARGIN_GROWTH * _largeness(items),
     )
 
 
