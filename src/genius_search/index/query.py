@@ -2,7 +2,8 @@
 
 ::
 
-    SearchRequest --encode.py-----> EncodedQuery: vectors and limits, one for each modality
+    SearchRequest --encode.py-----> EncodedQuery: vectors, limits, and the items with its words
+                                    (words.py); one for each modality
                   --candidates.py-> Candidates: ranked rows with the scores of the search; items
                                     with words of the query, which it missed, are searched again
                   --score.py------> Candidates raised by choices and words
@@ -68,7 +69,7 @@ class SearchResult(NamedTuple):
 
 RankedQuery: TypeAlias = tuple[EncodedQuery, Candidates, float]
 """A query, its candidates, and the best score minus the hundredth. Words raise items by shares of
-this range; it is 0 if there are no words."""
+this range; it is 0 if no query of the batch has words or choices."""
 
 
 class SnapshotSearcher:

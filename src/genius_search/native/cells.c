@@ -13,7 +13,8 @@
      list_cells()        the cells with good bases
      scan_cells()        the items in them; the best wait in ``w->kept``
      keep_shortlist()    the best of these, which are compared by embeddings next
-     multiply_hits()     exact scores of those that may be among the best k
+     multiply_hits()     exact products of those that may be among the best k
+     finish_hits()       rows of their IDs
 
    Cells are scanned twice: first the best ones, whose items show how good a score of the shortlist
    is; then those from which an item may reach it. */

@@ -130,9 +130,10 @@ typedef struct {
 typedef struct {
   int64_t first_part; /* its parts among those of all queries */
   int64_t width;      /* beam width */
-  /* decoding ends once at most this many IDs, or width, if larger, are under the beams */
+  /* whole IDs: decoding ends once at most this many, or width, if larger, are under the beams;
+     cells: about this many items are scanned at most */
   int64_t candidates;
-  int64_t k;          /* number of hits by codes; 0 lists all items under the beams, unranked */
+  int64_t k; /* number of hits by codes, or the shortlist if embeddings are compared; 0: all */
   int64_t compared_k; /* number of hits by embeddings among them; 0: no embeddings are compared */
   int64_t compared_bits; /* bits per number of an embedding; less than 16: residuals are stored */
   uint8_t level0[CODES / 8]; /* bit vector of the allowed codes at level 0 */
@@ -145,9 +146,12 @@ typedef struct {
   float reference;  /* standard deviation of an item's products; see standardize_query() */
   float fade_width; /* densities count less for products within this of 1 */
   float margin;     /* deviations of sums over fine codes by which a cell may be behind */
-  int64_t first_rows; /* items that are scanned before cells are left out; fewer if few are allowed */
+  /* items that are scanned before cells are left out; fewer if few are allowed */
+  int64_t first_rows;
 } Request;
 
+/* In a search of cells, until finish_hits(), the row is the position in table->items, and the beam
+   is the cell. */
 typedef struct {
   int64_t part, item, row, beam;
   float score, unused;

@@ -3,7 +3,9 @@
 The library (``native/search.c``) returns, up to the rounding of scores, the results of
 :func:`genius_search.search.cells.rank_cells` for IDs with fine codes, and otherwise those of
 :func:`genius_search.search.beam.find_beams` and :func:`genius_search.search.beam.rank_items`. These
-replace it where it is missing, or does not support the settings and tables. The structures in this
+replace it where it is missing, or does not support the settings and tables. In large pools it
+leaves out cells that :func:`~genius_search.search.cells.rank_cells` ranks, too
+(:attr:`SearchSettings.margin <genius_search.config.SearchSettings.margin>`). The structures in this
 module mirror those of search.c, field by field.
 """
 
@@ -89,7 +91,7 @@ def search_segments(
     config: SearchSettings,
     evidence: Evidence,
 ) -> list[Candidates]:
-    """Search for queries and rank the items under their beams.
+    """Rank the items of the cells near each query, or those under its beams if IDs are whole.
 
     Parameters
     ----------

@@ -151,7 +151,7 @@ class Candidates(NamedTuple):
     """Number of items that the search ranked by codes, before the best k were taken: those under
     its beams, or those of the cells that it scanned."""
     meaning: Float[np.ndarray, " hits"] | None = None
-    """Scores raised by choices alone; None if words raise no item."""
+    """Scores raised by choices alone; None if words do not count."""
     comparable: Float[np.ndarray, " hits"] | None = None
     """Scores that are compared with other modalities: raised by choices and rare words. None if
     words raise no item."""
