@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from jaxtyping import Int64
 
-from genius_search.config import SearchSettings
+from genius_search.config import SearchSettings, decades_above_small
 from genius_search.index.encode import EncodedQuery
 from genius_search.index.score import RANGE_DEPTH, append_candidates
 from genius_search.index.snapshot import Snapshot
@@ -167,10 +167,16 @@ class CandidateSearch:
         """
         max_rows_per_hit = 1 + self._snapshot.max_passages
         rows_per_hit = min(max_rows_per_hit, ROWS_PER_HIT)
-        max_rows = self._max_rows(settings)
         while True:
             limited = [
-                self._limit(query, settings, min(count * rows_per_hit, max_rows))
+                self._limit(
+                    query,
+                    settings,
+                    min(
+                        count * rows_per_hit,
+                        self._max_rows(settings, is_restricted=query.restriction is not None),
+                    ),
+                )
                 for query, count in zip(queries, num_hits, strict=True)
             ]
             rankings = self.search_once(limited, settings)
@@ -185,10 +191,16 @@ class CandidateSearch:
                 return best_rows
             rows_per_hit = min(max_rows_per_hit, ROWS_PER_HIT * rows_per_hit)
 
-    def _max_rows(self, settings: SearchSettings) -> int:
-        """Return the number of rows that one search compares at most: its shortlist, or all."""
-        has_shortlist = settings.rerank == "embeddings" and settings.shortlist > 0
-        return settings.shortlist if has_shortlist else self._snapshot.num_rows
+    def _max_rows(self, settings: SearchSettings, *, is_restricted: bool = False) -> int:
+        """Return the number of rows that one search compares at least: its shortlist, or all.
+
+        Conditions may halve the shortlist (:func:`~genius_search.config.narrow_search`).
+        """
+        num_rows = self._snapshot.num_rows
+        if settings.rerank != "embeddings" or settings.shortlist == 0:
+            return num_rows
+        is_narrowed = is_restricted and decades_above_small(num_rows) > 0
+        return max(1, settings.shortlist // 2) if is_narrowed else settings.shortlist
 
     def _limit(self, query: EncodedQuery, settings: SearchSettings, k: int) -> EncodedQuery:
         """Return a query for ``k`` rows with its beam width; most queries need no copy."""
@@ -288,8 +300,8 @@ class CandidateSearch:
             return ranking
         restricted = dataclasses.replace(query, k=num_items, restriction=tuple(restriction))
         settings = self._settings
-        if settings.rerank == "embeddings" and 0 < settings.shortlist < num_rows:
-            settings = dataclasses.replace(settings, shortlist=num_rows)  # one search is enough
+        if settings.rerank == "embeddings" and 0 < settings.shortlist < 2 * num_rows:
+            settings = dataclasses.replace(settings, shortlist=2 * num_rows)  # one search is enough
         [added] = self.rank([restricted], settings=settings)
         return append_candidates(ranking, added)
 

@@ -12,9 +12,11 @@ import sys
 import numpy as np
 import pytest
 
+from genius_search import config
 from genius_search.cli import main
 from genius_search.config import PAPER_SEARCH, SearchConfig
 from genius_search.errors import BadData, UsageError
+from genius_search.index import candidates
 from genius_search.index.index import Index
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchPart
@@ -69,6 +71,19 @@ def test_the_first_hits_of_a_vector_do_not_depend_on_how_many_are_asked_for(tmp_
     for k in (5, 20, 21, 400):
         assert [hit.id for hit in index.search(**search, k=k)] == whole[:k]
         assert [hit.id for hit in index.search(**search, k=5, offset=k)] == whole[k : k + 5]
+
+
+def test_nor_do_they_under_conditions_that_narrow_the_search_of_a_large_pool(tmp_path, monkeypatch):
+    vectors = np.random.default_rng(0).normal(size=(900, 24))
+    fields = [{"third": number % 3} for number in range(900)]
+    index = Index.from_vectors(tmp_path / "i.index", vectors, fields=fields)
+    monkeypatch.setattr(config, "_largeness", lambda items: float(items >= 900))
+    monkeypatch.setattr(candidates, "decades_above_small", lambda items: float(items >= 900))
+    search = {"vector": np.ones(24), "where": ["third=1"], "config": SearchConfig(shortlist=40)}
+    whole = [hit.id for hit in index.search(**search, k=300)]
+    assert len(whole) == 300
+    for k in (5, 20, 30, 40, 90):
+        assert [hit.id for hit in index.search(**search, k=k)] == whole[:k]
 
 
 @pytest.mark.parametrize("options", [{}, {"beam": 20}, {"candidates": 20, "rerank": "codes"}])
