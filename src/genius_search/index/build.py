@@ -17,7 +17,7 @@ import contextlib
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from itertools import compress, islice, repeat
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -189,6 +189,25 @@ class Change:
         return "add" if self.stored is None else "update"
 
 
+class NewVectors(Collection[Change]):
+    """The changes that add every item of a pool of vectors to a new index.
+
+    They are made whenever they are read: a list of a million would take 200 MB.
+    """
+
+    def __init__(self, stamps: Shaped[np.ndarray, " items"]) -> None:
+        self._stamps = stamps
+
+    def __iter__(self) -> Iterator[Change]:
+        return map(Change, range(len(self)), map(bytes.decode, self._stamps), repeat(None))
+
+    def __len__(self) -> int:
+        return len(self._stamps)
+
+    def __contains__(self, change: object) -> bool:
+        return any(change == other for other in self)
+
+
 @dataclass(slots=True)
 class PoolChanges:
     """The new and changed items of a pool, and their features."""
@@ -198,7 +217,7 @@ class PoolChanges:
     encoder: Encoder
     divides: bool
     """Whether long texts get passages. With a trained model an item has one ID, as in the paper."""
-    changes: list[Change] = field(default_factory=list)
+    changes: Collection[Change] = ()
     """In the order of the pool."""
     num_unchanged: int = 0
     """Number of items whose contents are already in the index; their files may have other times."""
@@ -213,11 +232,6 @@ class PoolChanges:
     def fingerprint(self) -> str:
         """Fingerprint of the changed items."""
         return fingerprint_of([change.stamp for change in self.changes])
-
-    @property
-    def num_touched(self) -> int:
-        """Number of items with nothing but a new stamp."""
-        return sum(change.action == "touch" for change in self.changes)
 
     def items(self) -> Iterator[tuple[Change, Item]]:
         """Read the changed items from the pool, and yield each with its change."""
@@ -244,8 +258,9 @@ class PoolChanges:
         With the ``share`` (i, n), only every n-th item is encoded, from number i on.
         """
         if self.pool.vectors is not None:
-            rows = np.array([change.number for change in self.changes], dtype=np.int64)
-            modality = np.array([item.modality.code for _, item in self.items()], dtype=np.int8)
+            count = len(self.changes)
+            rows = np.fromiter((change.number for change in self.changes), np.int64, count)
+            modality = np.fromiter((item.modality.code for _, item in self.items()), np.int8, count)
             self.features = vector_features(self.pool.vectors, rows, modality)
             self.contents = [None] * len(rows)
             return
@@ -286,13 +301,14 @@ class PoolChanges:
 
     def summary(self, num_written: int, num_replaced: int) -> ChangeSummary:
         """Return the summary after the batches were written: touched items count as unchanged."""
-        num_reused = sum(change.source is not None for change in self.changes)
+        sources = [change.source for change in self.changes if change.source is not None]
+        num_touched = sum(source.relation == "touched" for source in sources)
         return ChangeSummary(
-            num_written - self.num_touched,
-            num_replaced - self.num_touched,
+            num_written - num_touched,
+            num_replaced - num_touched,
             self.num_unchanged,
             self.left_out,
-            reused=num_reused - self.num_touched,
+            reused=len(sources) - num_touched,
             shortened=self.shortened,
         )
 
@@ -340,14 +356,14 @@ class PoolChanges:
 
     def _reused_batches(self, snapshot: Snapshot) -> Iterator[Batch]:
         """Yield the changed items with the IDs and embeddings of stored items."""
+        if all(change.source is None for change in self.changes):
+            return
         sources: list[ReusedItem] = []
         items: list[Item] = []
         for change, item in self.items():
             if change.source is not None:
                 sources.append(change.source)
                 items.append(item)
-        if not sources:
-            return
         locations = [source.location for source in sources]
         stored_items = snapshot.items_at(*map(np.array, zip(*locations, strict=True)))
         updated = [
@@ -434,12 +450,19 @@ def find_changes(
             "give vectors of its encoder"
         )
     pool_changes = PoolChanges(pool, [*pool.left_out], encoder, divides)
+    if snapshot is None and pool.stamps is not None:
+        pool_changes.changes = NewVectors(pool.stamps)
+        return pool_changes
+    changes: list[Change] = []
     items = enumerate(pool.items())
     while batch := list(islice(items, MAX_BATCH_ITEMS)):
         ids = [item.id for _, item in batch]
         states = {} if snapshot is None else snapshot.item_states(ids)
         for number, item in batch:
-            _compare_item(pool_changes, number, item, states.get(item.id))
+            change = _compare_item(pool_changes, number, item, states.get(item.id))
+            if change is not None:
+                changes.append(change)
+    pool_changes.changes = changes
     if snapshot is not None and snapshot.segments and pool.vectors is None:
         _find_reusable(pool_changes, folder, snapshot)
     return pool_changes
@@ -456,12 +479,15 @@ def all_changes(pool: Pool, encoder: Encoder) -> PoolChanges:
 
 def _compare_item(
     pool_changes: PoolChanges, number: int, item: Item, stored: ItemState | None
-) -> None:
-    """Note whether an item is new, changed, unchanged, or in conflict with another root's."""
+) -> Change | None:
+    """Return the change of a new or changed item; count an unchanged one.
+
+    An item whose id belongs to an item of another root is left out.
+    """
     stamp = stamp_of(item)
     if stored is None:
-        pool_changes.changes.append(Change(number, stamp, None))
-    elif stored.root != item.root:
+        return Change(number, stamp, None)
+    if stored.root != item.root:
         reason = (
             f"an item from elsewhere has the id {item.id!r}; delete that item, or rename this file"
         )
@@ -469,7 +495,8 @@ def _compare_item(
     elif stored.stamp == stamp:
         pool_changes.num_unchanged += 1
     else:
-        pool_changes.changes.append(Change(number, stamp, stored))
+        return Change(number, stamp, stored)
+    return None
 
 
 def _find_reusable(pool_changes: PoolChanges, folder: Path, snapshot: Snapshot) -> None:

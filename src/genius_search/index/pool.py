@@ -86,6 +86,8 @@ class Pool:
     """Whether each item is a file, so that :func:`with_file_fields` applies."""
     vectors: Shaped[np.ndarray, "items dim"] | None = None
     """Vectors of the items, in their order, in place of encoded features; may be memory-mapped."""
+    stamps: Shaped[np.ndarray, " items"] | None = None
+    """Stamps of the items of vectors, as ASCII, which take less memory than a list of texts."""
     roots: tuple[Root, ...] = ()
     """The roots that ``Item.root`` numbers."""
     unsure: Collection[str] = ()
@@ -556,11 +558,11 @@ def pool_from_vectors(
     """
     matrix = as_matrix(vectors, "the vectors")
     count = len(matrix)
-    item_ids = [*map(str, range(count))] if ids is None else as_ids(ids)
+    item_ids = None if ids is None else as_ids(ids)
     if isinstance(modalities, str):
         modalities = [modalities] * count
     columns: dict[str, Sequence[Any]] = {
-        "ids": item_ids,
+        "ids": range(count) if item_ids is None else item_ids,
         "texts": [None] * count if texts is None else as_column(texts, "texts"),
         "fields": [None] * count if fields is None else as_column(fields, "fields"),
         "modalities": as_column(modalities, "modalities"),
@@ -570,7 +572,8 @@ def pool_from_vectors(
             raise UsageError(
                 f"there are {count} vectors and {len(values)} {name}; give one for each vector"
             )
-    _check_ids(item_ids)
+    if item_ids is not None:
+        _check_ids(item_ids)
     item_modalities = [*map(Modality.parse, columns["modalities"])]
     item_texts = [_text_of_row(text, row) for row, text in enumerate(columns["texts"])]
     sources: list[str | None] = []
@@ -578,26 +581,42 @@ def pool_from_vectors(
     for row, row_fields in enumerate(columns["fields"]):
         source, problems = _fields_of_row(row_fields, row)
         sources.append(source)
-        left_out += [LeftOut(row, item_ids[row], problem) for problem in problems]
-    # An index reads the items three times. Lists of their parts take a third of their memory.
-    stamps: list[str] = []
+        item_id = str(row) if item_ids is None else item_ids[row]
+        left_out += [LeftOut(row, item_id, problem) for problem in problems]
+    # An index reads the items three times. Lists of their parts take a third of their memory, and
+    # numbers as ids take none.
+    stamps = bytearray()
     for row, vector in enumerate(matrix):
-        parts = item_ids[row], item_modalities[row], item_texts[row], None, sources[row]
+        item_id = str(row) if item_ids is None else item_ids[row]
+        parts = item_id, item_modalities[row], item_texts[row], None, sources[row]
         try:
             item = check_item(Item(*parts))
         except BadData as error:
             raise BadData(f"row {row}: {error}") from None
-        contents = repr((item.modality, item_texts[row], sources[row])).encode()
-        digest = hashlib.sha256(contents + np.ascontiguousarray(vector).tobytes())
-        stamps.append(digest.hexdigest()[:STAMP_LENGTH])
-        item_ids[row] = item.id
+        stamps += _stamp_of_vector(item.modality, item_texts[row], sources[row], vector)
+        if item_ids is not None:
+            item_ids[row] = item.id
         item_texts[row] = item.text
         sources[row] = item.source
 
-    def items() -> Iterator[Item]:
-        return map(Item, item_ids, item_modalities, item_texts, repeat(None), sources, stamps)
+    stamps_of_rows = np.frombuffer(stamps, f"S{STAMP_LENGTH}")
 
-    return Pool(items, left_out, vectors=matrix)
+    def items() -> Iterator[Item]:
+        ids_of_rows = map(str, range(count)) if item_ids is None else item_ids
+        texts_of_stamps = map(bytes.decode, stamps_of_rows)
+        parts = (ids_of_rows, item_modalities, item_texts, repeat(None), sources, texts_of_stamps)
+        return map(Item, *parts)
+
+    return Pool(items, left_out, vectors=matrix, stamps=stamps_of_rows)
+
+
+def _stamp_of_vector(
+    modality: Modality, text: str | None, source: str | None, vector: Shaped[np.ndarray, " dim"]
+) -> bytes:
+    """Return a stamp that changes whenever an item's vector, text or fields change, as ASCII."""
+    contents = repr((modality, text, source)).encode()
+    digest = hashlib.sha256(contents + np.ascontiguousarray(vector).tobytes())
+    return digest.hexdigest()[:STAMP_LENGTH].encode()
 
 
 def _check_ids(ids: Sequence[str]) -> None:

@@ -39,6 +39,8 @@ from genius_search.training.codebooks import MAX_FIT_ITEMS
 MAX_BLOCK_IMAGES: Final = 32
 """Maximum number of pictures that are encoded together."""
 MAX_BLOCK_TEXTS: Final = 1024
+SCALED_ROWS: Final = 1024
+"""Number of vectors per block that stay in a core's cache while they are scaled to unit length."""
 STORED_ITEMS: Final = Pool(lambda: iter(()))
 """A pool that adds nothing to items, for the items of an index."""
 _KeyedItem: TypeAlias = tuple[int, tuple[int, Item]]
@@ -85,9 +87,12 @@ def vector_features(
     """Return rows of vectors as features, scaled to unit length."""
 
     def read(numbers: Int64[np.ndarray, " numbers"]) -> Float32[np.ndarray, "numbers dim"]:
-        # In 64 bits, the squares of large values are finite.
-        values = np.asarray(vectors[rows[numbers]], dtype=np.float64)
-        return np.asarray(normalize(values), dtype=np.float32)
+        scaled = np.empty((len(numbers), vectors.shape[1]), dtype=np.float32)
+        for start in range(0, len(numbers), SCALED_ROWS):
+            block = slice(start, start + SCALED_ROWS)
+            # In 64 bits, the squares of large values are finite.
+            scaled[block] = normalize(vectors[rows[numbers[block]]].astype(np.float64))
+        return scaled
 
     return VectorFeatures(modality, vectors.shape[1], read)
 

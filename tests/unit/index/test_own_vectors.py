@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ import pytest
 from genius_search import config
 from genius_search.cli import main
 from genius_search.config import PAPER_SEARCH, SearchConfig
+from genius_search.encoders.base import VectorEncoder
 from genius_search.errors import BadData, UsageError
 from genius_search.index import candidates
+from genius_search.index.build import find_changes
 from genius_search.index.index import Index
+from genius_search.index.pool import pool_from_vectors
 from genius_search.index.query import SnapshotSearcher
 from genius_search.index.request import SearchPart
 
@@ -257,6 +261,19 @@ def test_a_matrix_is_not_a_pool(index, tmp_path):
         Index.create(tmp_path / "x.index", draw(3))
     with pytest.raises(UsageError, match="add_vectors"):
         index.add(draw(3))
+
+
+def test_a_new_index_keeps_few_bytes_in_memory_for_each_vector(tmp_path):
+    vectors = draw(20_000)
+    tracemalloc.start()
+    try:
+        pool = pool_from_vectors(vectors, None, modalities="image", texts=None, fields=None)
+        changes = find_changes(tmp_path, pool, VectorEncoder(str(DIM)), None, divides=True).changes
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [change.stamp for change in changes] == [item.stamp for item in pool.items()]
+    assert num_bytes < 100 * len(vectors)
 
 
 def test_the_command_line_takes_files(tmp_path, capsys):
