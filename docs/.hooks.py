@@ -1,4 +1,4 @@
-"""Hooks of `make site`: changelog, links to the repository, pages for agents, external resources."""
+"""Hooks of `make site`: changelog, links to the repository, pages for agents, external files."""
 
 from __future__ import annotations
 
