@@ -284,7 +284,7 @@ def read_states(index: Index, names: list[str], draws: random.Random) -> list[St
     for name in names[:3]:
         hits = index.search(make_item(name, 0)["text"], where=[f"name={name}"], k=5)
         states.append({name: None} | hit_versions(hits))
-    hits = index.search(" ".join(draws.sample(WORDS, 3)), k=50, beam=50)
+    hits = index.search(" ".join(draws.sample(WORDS, 3)), k=50)
     return [*states, hit_versions(hits)]
 
 

@@ -224,9 +224,6 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
     group_by: OptionalName = None
     """One hit for each value of a field, content or near."""
 
-    beam: OptionalInt = None
-    """Number of partial IDs to follow at each level. Default: 10, or 128 above 500,000 items."""
-
     rerank: Annotated[
         Literal["none", "codes", "embeddings"] | None, optional("{none,codes,embeddings}")
     ] = None
@@ -237,9 +234,9 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
     )
     """How to find candidates. Default: geometry."""
 
-    candidates: OptionalInt = None
-    """Stop the beam search when this many IDs remain; 0: never. Default: all IDs up to 100,000, or
-    a share of more."""
+    beam: OptionalInt = None
+    """Where the generator searches: number of partial IDs to follow at each level. Default: 10, or
+    128 above 500,000 items."""
 
     config: OptionalFile = None
     """TOML file with further fields of genius_search.SearchConfig."""
@@ -284,7 +281,7 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
         if is_cluster(self.index) and (self.config or self._search_options()):
             raise UsageError(
                 f"{self.index} is a cluster, whose shards choose their settings; leave out "
-                "--config, --beam, --rerank, --router and --candidates"
+                "--config, --rerank, --router and --beam"
             )
 
     def _read_query(self) -> tuple[dict[str, Any], bool]:
@@ -327,6 +324,11 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
         file_config = SearchConfig() if self.config is None else read_search_toml(self.config)
         changes = dataclasses.replace(file_config, **self._search_options())
         config = adjust_settings(index.settings, index.model, changes)
+        if self.beam is not None and not index.model.uses_generator(config):
+            raise UsageError(
+                "--beam is the width of the generator's search, and distances lead this one; leave "
+                "out --beam, or add --router generator"
+            )
         if self.explain is not None:
             print_explanation(
                 index.explain(self.explain, text, **options, config=config),
@@ -380,7 +382,7 @@ class Search(AddressOption, OcrOption, OpenIndexOptions, JsonOption):
 
     def _search_options(self) -> dict[str, Any]:
         """Return the settings of :class:`SearchConfig` that were given as flags."""
-        options = {name: getattr(self, name) for name in ("beam", "rerank", "router", "candidates")}
+        options = {name: getattr(self, name) for name in ("rerank", "router", "beam")}
         return {name: value for name, value in options.items() if value is not None}
 
 
@@ -470,9 +472,10 @@ def print_explanation(explanation: Explanation, index: Index, *, as_json: bool) 
             f"score {explanation.score:.4f}."
         )
     else:
+        is_led_by_generator = any(step.probability is not None for step in explanation.levels)
+        wider = f"; a --beam above {explanation.beam:,} may reach it" if is_led_by_generator else ""
         print(
-            f"Not found: the search ranked {explanation.num_ranked:,} items with a beam of "
-            f"{explanation.beam:,}, and the item is not among them; a wider --beam may reach it."
+            f"Not found among the {explanation.num_ranked:,} items that the search ranked{wider}."
         )
 
 

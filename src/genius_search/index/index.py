@@ -78,7 +78,6 @@ DEFAULT_OPTIONS: Final[dict[str, Any]] = {
     "where": (),
     "match": None,
     "offset": 0,
-    "beam": None,
     "order_by": None,
     "facets": (),
     "group_by": None,
@@ -1082,7 +1081,6 @@ class Index:
         hybrid: bool = True,
         k: int = 10,
         offset: int = 0,
-        beam: int | None = None,
         order_by: str | None = None,
         facets: Sequence[str] | Mapping[str, Sequence[float]] = (),
         group_by: str | None = None,
@@ -1111,7 +1109,6 @@ class Index:
         hybrid: bool = True,
         k: int = 10,
         offset: int = 0,
-        beam: int | None = None,
         order_by: str | None = None,
         facets: Sequence[str] | Mapping[str, Sequence[float]] = (),
         group_by: str | None = None,
@@ -1138,7 +1135,7 @@ class Index:
         instruction, modality, where, match
             Which items to find. Without a query, all items that meet these conditions are returned,
             the newest first.
-        hybrid, k, offset, beam
+        hybrid, k, offset
             How to search, and which hits to return.
         order_by, facets, group_by
             Sort by a field (``price``, ``-price``), count values, return one hit for each value.
@@ -1160,7 +1157,6 @@ class Index:
             "where": where,
             "match": match,
             "offset": offset,
-            "beam": beam,
             "order_by": order_by,
             "facets": facets,
             "group_by": group_by,

@@ -104,9 +104,6 @@ class SearchRequest:
     """Maximum number of hits."""
     offset: int = 0
     """Number of hits to skip, for later pages."""
-    beam: int | None = None
-    """Beam width. Default: that of the settings. A search that finds too few hits is repeated with
-    a wider beam."""
     order_by: str | None = None
     """Sort by a field: ``price`` ascends, ``-price`` descends; items without the field come last.
     Without a query, all items that meet the conditions are sorted. With one, the hits above a
@@ -158,7 +155,6 @@ class SearchRequest:
         """Refuse numbers that are out of range, and unknown ways to combine parts."""
         for name, number, minimum in (
             ("k", self.k, 1),
-            ("beam", self.beam, 1),
             ("offset", self.offset, 0),
         ):
             if number is not None:
@@ -279,7 +275,6 @@ class SearchOptions(TypedDict, total=False):
     hybrid: bool
     k: int
     offset: int
-    beam: int | None
     order_by: str | None
     facets: Sequence[str] | Mapping[str, Sequence[float]]
     group_by: str | None

@@ -108,12 +108,10 @@ def public_spec(spec: str) -> str:
     return adapter + colon + ",".join(names)
 
 
-def describe_settings(
-    index: Index, config: SearchSettings, beam: int | None = None, k: int = 1
-) -> schemas.SearchSettings:
+def describe_settings(index: Index, config: SearchSettings, k: int = 1) -> schemas.SearchSettings:
     """Return the settings of a search. The beam is at least as wide as the number of hits ``k``."""
     return schemas.SearchSettings(
-        beam=max(beam or config.beam, k),
+        beam=max(config.beam, k),
         candidates=config.candidates,
         rerank=config.rerank,
         router="generator" if index.model.uses_generator(config) else "geometry",

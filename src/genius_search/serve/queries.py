@@ -59,7 +59,7 @@ def read_queries(
             queries.append(read_query(search, pictures, deadline, index))
     num_hits = sum(query.request.k + query.request.offset for query in queries)
     num_beams = sum(
-        _num_beams(query.request)
+        _num_beams(query.request, search)
         for query, search in zip(queries, body.searches, strict=True)
         if search.rerank == "none"
     )
@@ -112,7 +112,6 @@ def read_query(
         hybrid=search.hybrid,
         k=search.k,
         offset=search.offset,
-        beam=search.beam,
         order_by=search.order_by,
         facets=search.facets,
         group_by=search.group_by,
@@ -120,10 +119,8 @@ def read_query(
     )
     _check_limits(request, search)
     config = None
-    if (search.rerank, search.router, search.candidates) != (None, None, None):
-        config = SearchConfig(
-            rerank=search.rerank, router=search.router, candidates=search.candidates
-        )
+    if (search.beam, search.rerank, search.router) != (None, None, None):
+        config = SearchConfig(beam=search.beam, rerank=search.rerank, router=search.router)
     return Query(request, config, search.fields)
 
 
@@ -175,7 +172,7 @@ def _check_limits(request: SearchRequest, search: schemas.Search) -> None:
             f"offset: k and offset together are at most {schemas.MAX_HTTP_HITS:,}; use where to "
             "find other items",
         )
-    if search.rerank == "none" and _num_beams(request) > schemas.QUICK_HITS:
+    if search.rerank == "none" and _num_beams(request, search) > schemas.QUICK_HITS:
         raise Problem(
             422,
             f"rerank: none allows at most {schemas.QUICK_HITS} hits or beams, counted for each "
@@ -191,9 +188,9 @@ def refuse_paths(conditions: Filter) -> None:
         )
 
 
-def _num_beams(request: SearchRequest) -> int:
+def _num_beams(request: SearchRequest, search: schemas.Search) -> int:
     """Return the number of partial IDs that a request follows at a level."""
-    width = max(request.k + request.offset, request.beam or 1)
+    width = max(request.k + request.offset, search.beam or 1)
     return width * len(request.alternatives())
 
 
@@ -244,7 +241,7 @@ def encode_results(
         request = query.request
         width = request.k + request.offset
         head = {
-            "settings": describe_settings(index, settings, request.beam, width),
+            "settings": describe_settings(index, settings, width),
             "good_match": hits.good_match,
             **describe_arrangement(request, hits),
         }

@@ -229,7 +229,11 @@ class Search(RequestBody):
         "for near-duplicates (near).",
     )
     beam: int | None = Field(
-        None, ge=1, le=1_000, description="Number of partial IDs to follow at each level."
+        None,
+        ge=1,
+        le=1_000,
+        description="Number of partial IDs to follow at each level; has no effect in an index of "
+        "cells.",
     )
     rerank: Rerank | None = Field(
         None,
@@ -240,13 +244,6 @@ class Search(RequestBody):
         None,
         description="With re-ranking: how to find candidates, with the generator or by the "
         "distance between codes and query (geometry).",
-    )
-    candidates: int | None = Field(
-        None,
-        ge=0,
-        le=100_000,
-        description="With re-ranking: stop the beam search when this many IDs remain; 0: follow "
-        "all levels.",
     )
 
 

@@ -308,7 +308,7 @@ def is_quick_search(search: schemas.Search) -> bool:
     is_long = sum(map(len, texts)) > LONG_TEXT
     _, excluded_words = split_excluded(search.text or "")
     has_conditions = bool(search.where or search.match or excluded_words)
-    has_settings = any((search.beam, search.rerank, search.router, search.candidates))
+    has_settings = any((search.beam, search.rerank, search.router))
     is_arranged = bool(search.order_by or search.facets or search.group_by)
     has_query = bool(search.text or search.parts) or search.vector is not None
     is_sum = has_query and search.combine == "sum"

@@ -102,18 +102,25 @@ def test_search_finds_only_items_that_meet_all_conditions(whole, capsys):
 
 
 def test_search_can_stop_early_and_takes_other_settings_from_a_file(whole, tmp_path, capsys):
-    stopped = ("--rerank", "codes", "--router", "generator", "--candidates", "8")
+    file = tmp_path / "search.toml"
+    file.write_text("candidates = 8")
+    stopped = ("--rerank", "codes", "--router", "generator", "--config", file)
     hits = run_json(capsys, "search", whole, "a red kite", *stopped)["hits"]
     assert {hit["id"] for hit in hits} == ALL
     assert all(len(hit["log_probabilities"]) < len(hit["codes"]) for hit in hits)
-    file = tmp_path / "search.toml"
-    file.write_text('density_weight = 0.0\nscores = "level"\n')
-    plain = run_json(capsys, "search", whole, "a red kite", *stopped, "--config", file)["hits"]
+    file.write_text('candidates = 8\ndensity_weight = 0.0\nscores = "level"\n')
+    plain = run_json(capsys, "search", whole, "a red kite", *stopped)["hits"]
     given = {hit["id"]: hit["score"] for hit in hits}
     assert all(hit["score"] >= given[hit["id"]] for hit in plain)
     assert any(hit["score"] > given[hit["id"]] for hit in plain)
     file.write_text("generator_wait = 0.5")
     assert "generator_wait" in run(capsys, "search", whole, "a", "--config", file, status=2)[1]
+
+
+def test_a_beam_width_is_for_searches_of_the_generator(whole, capsys):
+    generated = run_json(capsys, "search", whole, "a kite", "--router", "generator", "--beam", "3")
+    assert generated["settings"]["router"] == "generator"
+    assert "--router generator" in run(capsys, "search", whole, "a", "--beam", "3", status=2)[1]
 
 
 def test_a_change_during_another_waits_or_is_refused(index, capsys):

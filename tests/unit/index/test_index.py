@@ -154,7 +154,6 @@ def test_without_re_ranking_the_score_is_the_log_probability(shared):
     [
         ({"query": "a red star", "k": 0}, "k is 0"),
         ({"query": "a red star", "k": 10**9 + 1}, "k is 1000000001"),
-        ({"query": "a red star", "beam": 0}, "beam is 0"),
         ({"query": "caf\udce9"}, "half a character"),
         ({"query": "x", "instruction": "\ud800"}, "half a character"),
         ({"instruction": "Find a photo"}, "a text, an image, or both"),

@@ -136,7 +136,7 @@ REQUESTS = [
     SearchRequest(text="a red kite"),
     SearchRequest(text="a green boat", k=3, modality="text"),
     SearchRequest(text="a blue clock", k=7, where=["price<20"]),
-    SearchRequest(text="a white thing", k=40, beam=40),
+    SearchRequest(text="a white thing", k=40),
     SearchRequest(text="nothing", where=Filter.parse(["price>1000"])),
     SearchRequest(text="a square", modality=Modality.IMAGE, instruction="Find a photo", k=2),
     SearchRequest(text="a bag", k=5, where=Filter.parse(match="leather")),

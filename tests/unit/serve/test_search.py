@@ -123,9 +123,8 @@ def test_conditions_words_and_settings_apply(client):
     }
     assert all(hit["log_probabilities"] for hit in generated["hits"])
     for router in ("geometry", "generator"):
-        led = post(client, text="a kite", router=router, candidates=0, beam=1, k=1).json()
-        assert led["settings"]["router"] == router
-        assert {len(hit["log_probabilities"]) > 0 for hit in led["hits"]} == {router == "generator"}
+        led = post(client, text="a kite", router=router, beam=1, k=1).json()
+        assert (led["settings"]["router"], len(led["hits"])) == (router, 1)
 
 
 def test_parts_are_composed_with_their_weights(client, index):
@@ -175,7 +174,7 @@ def test_an_index_made_without_training_is_searched_with_its_own_settings(clip_f
         ({"where": ["a=b"] * 51}, "where: "),
         ({"text": "x", "k": MAX_HTTP_HITS + 1}, "k: "),
         ({"text": "x", "beam": 1_000 + 1}, "beam: "),
-        ({"text": "x", "candidates": 100_000 + 1}, "candidates: "),
+        ({"text": "x", "candidates": 100}, "candidates: "),
         ({"text": "x", "rerank": "embeddings"}, "stores no embeddings"),
         ({"text": "x", "rerank": "none", "beam": 101}, "rerank: "),
         ({"parts": [{"text": "x"}] * 16, "combine": "any", "rerank": "none"}, "rerank: "),
