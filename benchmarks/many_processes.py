@@ -314,10 +314,10 @@ def inject_fault(fault: str | None) -> Iterator[None]:
         release = acquire
 
     read_heads = index_module._read_heads  # noqa: SLF001
-    first_heads: dict[str, tuple[bytes, bytes]] = {}
+    first_heads: dict[tuple[str, str], tuple[bytes, bytes]] = {}
 
-    def read_first_heads(folder: str) -> tuple[bytes, bytes]:
-        return first_heads.setdefault(folder, read_heads(folder))
+    def read_first_heads(manifests: tuple[str, str]) -> tuple[bytes, bytes]:
+        return first_heads.setdefault(manifests, read_heads(manifests))
 
     with contextlib.ExitStack() as stack:
         if fault == "lock":

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -58,7 +58,7 @@ PartSource: TypeAlias = list[ContentKey] | PartVectors
 """The contents of a part of a query, one for each passage; or vectors that need no encoding."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class EncodedQuery(SearchQuery):
     """A request, or its part for one modality, ready for a search.
 
@@ -175,23 +175,26 @@ class QueryEncoder:
             compared = feature if self._compares_features else fused
             all_queries.append(
                 [
-                    EncodedQuery(fused, compared, k, feature=feature, **limits)
+                    EncodedQuery(
+                        fused,
+                        compared,
+                        k,
+                        level0=limits.level0,
+                        restriction=limits.restriction,
+                        feature=feature,
+                        is_measured=limits.is_measured,
+                    )
                     for limits in self._limits_of_vectors
                 ]
             )
         return all_queries
 
     @cached_property
-    def _limits_of_vectors(self) -> list[dict[str, Any]]:
-        """The fields of queries for a vector alone, except vectors and ``k``.
-
-        There is one set for each modality that such a request is divided into.
-        """
+    def _limits_of_vectors(self) -> list[EncodedQuery]:
+        """The queries of a request for a vector alone, without their vectors."""
         with check_files_on_error(self._snapshot):
             request = SearchRequest(vector=(0.0,))
-            queries = self._divide_request(request, self._modalities_of(request))
-        names = ("level0", "restriction", "is_measured")
-        return [{name: getattr(query, name) for name in names} for query in queries]
+            return self._divide_request(request, self._modalities_of(request))
 
     def _with_vectors(
         self,
@@ -347,8 +350,7 @@ class QueryEncoder:
                 f"expected {self._dim} numbers"
             )
         wide = vector.astype(np.float64)  # in which large squares are finite
-        with np.errstate(over="ignore"):  # an infinite length is refused
-            length = math.sqrt(wide.dot(wide))
+        length = math.sqrt(np.vdot(wide, wide))  # vdot does not warn of an infinite length
         if not SHORTEST_VECTOR < length < math.inf:  # False for NaN, too
             raise UsageError("the query's vector has only zeros, or a number that is not finite")
         feature = (wide / length).astype(np.float32)

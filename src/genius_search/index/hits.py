@@ -12,7 +12,7 @@ import numpy as np
 
 from genius_search.index.encode import EncodedQuery
 from genius_search.index.hit_table import format_html, format_table
-from genius_search.index.items import Item
+from genius_search.index.items import ITEM_COLUMNS, SHOWN_COLUMNS, Item
 from genius_search.index.snapshot import Snapshot, check_files_on_error
 from genius_search.index.store import Segment
 from genius_search.index.words import WordMatches, pack_locations, split_words
@@ -110,7 +110,8 @@ class SearchHit(_Unread):
                 raise AttributeError(f"a SearchHit has no {name!r}", name=name, obj=self)
             source = self._source
             read = source.head if name in _HEAD else source.all_values
-            for set_value, value in zip(_SETTERS, read(self._position), strict=False):
+            values = read(self._position)
+            for set_value, value in zip(_SETTERS, values):  # noqa: B905  a head is shorter
                 set_value(self, value)
             return getattr(self, name)
 
@@ -125,10 +126,13 @@ _set_position: Final = vars(_Unread)["_position"].__set__
 
 def unread_hits(source: HitSource, count: int) -> list[SearchHit]:
     """Return hits that read their values when the first is asked for."""
-    hits = [SearchHit.__new__(SearchHit) for _ in range(count)]
-    for position, hit in enumerate(hits):
+    hits = []
+    new_hit = SearchHit.__new__
+    for position in range(count):
+        hit = new_hit(SearchHit)
         _set_source(hit, source)
         _set_position(hit, position)
+        hits.append(hit)
     return hits
 
 
@@ -374,10 +378,14 @@ def _read_values(
     count = len(candidates.items)
     owner_rows = snapshot.owner_rows(candidates.segments, candidates.items)
     if items is None:
-        items = snapshot.items_at(candidates.segments, owner_rows)
+        # Descriptions are read for the words of a query, and to show passages.
+        reads_descriptions = query.words is not None or snapshot.max_passages
+        columns = ITEM_COLUMNS if reads_descriptions else SHOWN_COLUMNS
+        items = snapshot.items_at(candidates.segments, owner_rows, columns=columns)
     segments = [snapshot.segments[number] for number in candidates.segments.tolist()]
     item_rows = candidates.items.tolist()
     id_rows = candidates.id_rows.tolist()
+    words = () if query.words is None else query.words.words
     scores = candidates.scores.tolist()
     probabilities = _with_none(candidates.probabilities if query.is_measured else None, count)
     excesses = _with_none(candidates.excess, count)
@@ -390,7 +398,7 @@ def _read_values(
     for position, (item, segment) in enumerate(zip(items, segments, strict=True)):
         row = item_rows[position]
         if segment.moments is not None and query.words is not None:
-            row = _row_of_words(item, segment, row, int(owner_rows[position]), query.words.words)
+            row = _row_of_words(item, segment, row, int(owner_rows[position]), words)
         fields = item.fields
         passage, moment = _passage_of(item, fields, segment, row)
         decoded: tuple[float, ...] = ()
@@ -406,14 +414,14 @@ def _read_values(
                 item.text,
                 item.image,
                 fields,
-                tuple(segment.table.ids[id_rows[position], : settings.num_levels].tolist()),
+                tuple(segment.table.ids[id_rows[position]].tolist()[: settings.num_levels]),
                 decoded,
                 probabilities[position],
                 passage,
                 least_scores[position],
                 excesses[position],
                 moment,
-                _matched_sources(item, () if query.words is None else query.words.words),
+                _matched_sources(item, words) if words else (),
             )
         )
     return values
@@ -440,7 +448,7 @@ def _row_of_words(item: Item, segment: Segment, row: int, owner: int, words: Seq
 
 def _matched_sources(item: Item, words: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the parts of a picture's description that contain words of the query."""
-    if item.image is None or not words:
+    if item.image is None:
         return ()
     fields = item.fields
     about = words_about(item.id, fields)

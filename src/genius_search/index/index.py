@@ -120,12 +120,14 @@ class Index:
         self, folder: Path, model: Genius, *, last_change: ChangeSummary | None = None
     ) -> None:
         self.folder = absolute_folder(folder)
-        self._folder_text = str(self.folder)
+        self._manifests = f"{self.folder}/{CURRENT}", f"{self.folder}/{LEARNED}/{CURRENT}"
+        """The manifests of the index and of its log of choices. Texts, since each search opens
+        both, and a Path takes longer."""
         self._last_change = last_change
         self._opening = free_in_children(Lock())
         self._log_damage: str | None = None
         """Text of the last warning about the log of choices, so that it is logged once."""
-        self._state = self._open(_read_heads(self._folder_text), model)
+        self._state = self._open(_read_heads(self._manifests), model)
         renew_in_children(self)
 
     @property
@@ -1274,9 +1276,9 @@ class Index:
         older state never replaces a newer one.
         """
         state = self._state
-        if _read_heads(self._folder_text) != state.heads:
+        if _read_heads(self._manifests) != state.heads:
             with self._opening:
-                heads = _read_heads(self._folder_text)
+                heads = _read_heads(self._manifests)
                 if heads != self._state.heads:
                     self._state = self._open(heads, self.model, self._state)
                 state = self._state
@@ -1351,7 +1353,7 @@ def current_state(index: Index) -> State:
 
 def is_current(index: Index) -> bool:
     """Return whether a search needs no new state: the index has not changed since the last one."""
-    return _read_heads(index._folder_text) == index._state.heads  # noqa: SLF001  see above
+    return _read_heads(index._manifests) == index._state.heads  # noqa: SLF001  see above
 
 
 def current_searcher(index: Index, config: SearchConfig | None = None) -> SnapshotSearcher:
@@ -1398,10 +1400,10 @@ def _open_again(folder: Path, identity: str, model: Genius | None, device: str) 
     return index
 
 
-def _read_heads(folder: str) -> tuple[bytes, bytes]:
+def _read_heads(manifests: tuple[str, str]) -> tuple[bytes, bytes]:
     """Return the first bytes of the manifests of an index and of its log of choices.
 
     Every change of an index or of its log changes them.
     """
-    # Texts, since each search calls this, and a Path takes longer to build.
-    return read_head(f"{folder}/{CURRENT}"), read_head(f"{folder}/{LEARNED}/{CURRENT}")
+    manifest, log_manifest = manifests
+    return read_head(manifest), read_head(log_manifest)

@@ -142,7 +142,7 @@ class SnapshotSearcher:
 
     def search_vectors(self, vectors: Iterable[Vector], k: int) -> list[Hits]:
         """Search for vectors without conditions, as :meth:`search` with a request for each."""
-        queries = self.encode_vectors(vectors, k)
+        queries = self._encoder.encode_vectors(vectors, k)
         hits = self._find_plain_hits(queries)
         if hits is not None:
             return [hits]

@@ -26,7 +26,7 @@ from genius_search.artifact import FileFact, file_fingerprint
 from genius_search.border import as_id
 from genius_search.errors import ArtifactError, ArtifactMismatch, GeniusError, UsageError
 from genius_search.forks import free_in_children
-from genius_search.index.items import Item
+from genius_search.index.items import ITEM_COLUMNS, Item
 from genius_search.index.store import (
     REMEDY,
     IndexManifest,
@@ -208,6 +208,10 @@ class Snapshot:
         return self.segments[0].folder.parents[1]
 
     @cached_property
+    def _folder_text(self) -> str:
+        return str(self.folder)
+
+    @cached_property
     def num_alive(self) -> int:
         """Number of items that are not deleted."""
         return sum(segment.num_alive for segment in self.segments)
@@ -362,23 +366,32 @@ class Snapshot:
         )
 
     def items_at(
-        self, segments: Int64[np.ndarray, " hits"], rows: Int64[np.ndarray, " hits"]
+        self,
+        segments: Int64[np.ndarray, " hits"],
+        rows: Int64[np.ndarray, " hits"],
+        *,
+        columns: str = ITEM_COLUMNS,
     ) -> list[Item]:
-        """Return the items at locations, in the same order, with absolute image paths."""
-        items: dict[int, Item] = {}
-        for number in sorted(set(segments.tolist())):
-            segment = self.segments[number]
-            positions = np.flatnonzero(segments == number)
-            index_folder = str(segment.folder.parents[1])
-            stored = segment.items.get(rows[positions].tolist())
-            for position, item in zip(positions.tolist(), stored, strict=True):
-                if item.image is not None:
-                    # os.path.join takes a tenth of the time of a Path.
-                    image = os.path.join(index_folder, item.image)  # noqa: PTH118
-                    items[position] = item._replace(image=image)
-                else:
-                    items[position] = item
-        return [items[position] for position in range(len(rows))]
+        """Return the items at locations, in the same order, with absolute image paths.
+
+        ``columns`` are those of :meth:`ItemStore.get`.
+        """
+        numbers = segments.tolist()
+        rows_of: dict[int, list[int]] = {}
+        for number, row in zip(numbers, rows.tolist(), strict=True):
+            rows_of.setdefault(number, []).append(row)
+        items_of = {
+            number: iter(self.segments[number].items.get(segment_rows, columns))
+            for number, segment_rows in rows_of.items()
+        }
+        items = [next(items_of[number]) for number in numbers]
+        return [
+            item
+            if item.image is None
+            # os.path.join takes a tenth of the time of a Path.
+            else item._replace(image=os.path.join(self._folder_text, item.image))  # noqa: PTH118
+            for item in items
+        ]
 
     def ids_at(self, segments: Sequence[int], rows: Sequence[int]) -> list[str]:
         """Return the ids of the items at locations, in the same order."""
@@ -462,6 +475,8 @@ class check_files_on_error:  # noqa: N801  used like a function
     def __exit__(
         self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
     ) -> None:
+        if error is None:
+            return
         is_damage = isinstance(error, ArtifactError) or (
             isinstance(error, sqlite3.Error | LookupError | ValueError)
             and not isinstance(error, GeniusError)  # an error in the request

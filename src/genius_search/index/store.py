@@ -126,8 +126,8 @@ class ItemIds(NamedTuple):
 
     characters: memoryview
     """In UTF-8."""
-    ends: Int64[np.ndarray, " items"]
-    """End of each item's id."""
+    ends: memoryview
+    """End of each item's id, as 64-bit integers."""
 
     def at(self, row: int) -> str:
         """Return the id of the item in a row."""
@@ -323,7 +323,7 @@ def _open_item_ids(segment_folder: Path, entry: SegmentEntry) -> ItemIds:
     ends = open_array(segment_folder / ITEM_ID_ENDS, Expected("i8", (entry.items,)))
     if len(characters) != (ends[-1] if entry.items else 0):
         raise ArtifactMismatch(f"{path} does not fit {ITEM_ID_ENDS}")
-    return ItemIds(characters.data, ends)
+    return ItemIds(characters.data, ends.data)
 
 
 def _open_passages(segment_folder: Path, entry: SegmentEntry) -> Int64[np.ndarray, "passages 3"]:
@@ -556,10 +556,10 @@ def read_head(file: str | Path) -> bytes:
             return os.read(descriptor, MANIFEST_HEAD_BYTES)
         finally:
             os.close(descriptor)
+    except FileNotFoundError:
+        return b""
     except OSError as error:
-        return (
-            b"" if error.errno in {errno.ENOENT, *IMPOSSIBLE_PATH_ERRORS} else str(error).encode()
-        )
+        return b"" if error.errno in IMPOSSIBLE_PATH_ERRORS else str(error).encode()
 
 
 def is_same_index(folder: Path, manifest: IndexManifest) -> bool:
