@@ -112,6 +112,8 @@ NO_WORDS: Final = "picture"
 """The description of a picture about which nothing is known, so that it is an item all the same."""
 _MODALITIES: Final = {modality.mbeir: modality for modality in Modality}
 _JSON: Final = json.JSONDecoder(parse_constant=lambda _: None)  # NaN and infinities become None
+_JSON_SPACE: Final = " \t\n\r"
+"""Characters that may surround a JSON text."""
 _UNSTORABLE: Final = re.compile("[\0\ud800-\udfff]")
 """Characters that no id in a store has: NUL and lone surrogates."""
 
@@ -173,11 +175,13 @@ class Item(NamedTuple):
         """The item's fields by name; empty if ``source`` is not a JSON object."""
         if not self.source:
             return {}
+        source = self.source.strip(_JSON_SPACE)
         try:
-            fields = _JSON.decode(self.source)
+            # decode() would look for spaces with patterns, which takes as long as a few fields.
+            fields, end = _JSON.raw_decode(source)
         except (ValueError, RecursionError):
             return {}
-        return fields if isinstance(fields, dict) else {}
+        return fields if isinstance(fields, dict) and end == len(source) else {}
 
 
 def spell_path(path: Sequence[str]) -> str:

@@ -102,6 +102,7 @@ def test_a_vector_alone_finds_what_a_request_finds(indexes, name, k, seed, dtype
     ("options", "error"),
     [
         ({"vector": np.zeros(DIM)}, UsageError),
+        ({"vector": np.full(DIM, 1e200)}, UsageError),
         ({"vector": np.ones(DIM + 1)}, UsageError),
         ({"vector": [np.nan] * DIM}, UsageError),
         ({"vector": np.ma.masked_less(np.arange(DIM), 3)}, BadData),

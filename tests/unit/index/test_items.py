@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from genius_search.errors import ArtifactMismatch
 from genius_search.index import items as items_module
 from genius_search.index.filters import Filter, matching_items
-from genius_search.index.items import ITEMS_FILE, Item, ItemStore
+from genius_search.index.items import ITEMS_FILE, SHOWN_COLUMNS, Item, ItemStore
 from genius_search.index.writer import write_items
 from genius_search.records import Modality, composed
 
@@ -125,3 +125,17 @@ def test_items_are_filtered_though_a_writer_has_removed_the_file(tmp_path):
     (tmp_path / ITEMS_FILE).unlink()
     assert rows_of(store, Filter.parse(["text~卡"])) == [1]
     assert list(store.all()) == [PHOTO, CARD]
+
+
+def test_items_may_be_read_without_the_fields_that_hits_do_not_show(tmp_path):
+    items = [PHOTO._replace(about="Zoë"), CARD._replace(stamp="1")]
+    write_items(tmp_path, items)
+    assert ItemStore(tmp_path).get([1, 0], SHOWN_COLUMNS) == [CARD, PHOTO]
+
+
+@pytest.mark.parametrize(
+    ("source", "fields"),
+    [(' \n{"a": 1}\t', {"a": 1}), ('{"a": 1} x', {}), ('\xa0{"a": 1}', {}), (" ", {}), ("[1]", {})],
+)
+def test_fields_are_one_json_object_with_spaces_around_it(source, fields):
+    assert CARD._replace(source=source).fields == fields

@@ -25,7 +25,7 @@ class Limits(NamedTuple):
     types: int
 
 
-BY_VECTOR = Limits(files=10, calls=35, types=5)
+BY_VECTOR = Limits(files=10, calls=33, types=5)
 BY_TEXT = Limits(files=21, calls=146, types=8)
 IN_TWO_MODALITIES = Limits(files=22, calls=300, types=9)
 SMALL_ENCODER = Path(__file__).parents[2] / "model" / "encoder"
