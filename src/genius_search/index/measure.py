@@ -58,6 +58,11 @@ MAX_COSINE_GAP: Final = 1e-5
 MIN_KEPT_BY_BITS: Final[dict[EmbeddingBits, float]] = {2: 0.8, 4: 0.96}
 """Minimum agreement of stored embeddings, by their bits; below it they get more bits. In an index
 of a million items, two bits keep .89 of the nearest ten real texts, and .7 to .8 of random ones."""
+FEW_NUMBERS: Final = 64
+MIN_KEPT_OF_FEW_NUMBERS: Final = 0.98
+"""Minimum agreement of four bits where an embedding has at most :data:`FEW_NUMBERS` numbers: more
+bits then take at most 32 bytes an item, and embeddings that the codes explain poorly, such as
+random ones of 16 numbers, keep .99 instead of .96."""
 MIN_KEPT: Final = 0.975
 """Minimum agreement of a search with exact search over the stored embeddings; below it the search
 compares more of them."""
@@ -115,7 +120,8 @@ def choose_embedding_bits(
     embeddings, modalities
         Unit vectors of the pool's items, or of a sample.
     recall
-        Minimum share of the nearest ten items; by default :data:`MIN_KEPT_BY_BITS`.
+        Minimum share of the nearest ten items; by default :data:`MIN_KEPT_BY_BITS`, or
+        :data:`MIN_KEPT_OF_FEW_NUMBERS`.
     """
     sample = np.random.default_rng(0).permutation(len(embeddings))[:MAX_BITS_SAMPLE]
     if len(sample) < MIN_MEASURED_ITEMS or default not in MORE_BITS:
@@ -124,11 +130,18 @@ def choose_embedding_bits(
     bits = default
     while bits in MORE_BITS:
         rounded = _round_embeddings(model, items, modalities[sample], bits)
-        target = MIN_KEPT_BY_BITS[bits] if recall is None else recall
+        target = _min_agreement(bits, items.shape[1]) if recall is None else recall
         if _measure_agreement(items, rounded) >= target and _find_themselves(items, rounded, bits):
             break
         bits = MORE_BITS[bits]
     return bits
+
+
+def _min_agreement(bits: EmbeddingBits, dim: int) -> float:
+    """Return the share of the nearest ten items that must be kept, unless the caller names one."""
+    if bits == 4 and dim <= FEW_NUMBERS:
+        return MIN_KEPT_OF_FEW_NUMBERS
+    return MIN_KEPT_BY_BITS[bits]
 
 
 def _measure_agreement(

@@ -40,6 +40,11 @@ def test_more_recall_takes_more_bits_and_a_longer_shortlist(tmp_path):
     assert shares[1] > 0.93 > shares[0]
 
 
+def test_few_numbers_get_eight_bits_where_four_lose_more_than_a_fiftieth(tmp_path):
+    index = Index.from_vectors(tmp_path / "i", draw(17_000, 16))
+    assert index._snapshot.manifest.embedding_bits == 8
+
+
 def test_a_target_that_is_no_share_is_refused(tmp_path):
     with pytest.raises(UsageError, match="recall: 95 is no share between 0 and 1"):
         Index.from_vectors(tmp_path / "i", draw(60, 4), recall=95)
