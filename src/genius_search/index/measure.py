@@ -195,6 +195,9 @@ def _round_embeddings(
 def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
     """Choose how many embeddings a search compares, and measure its agreement with exact search.
 
+    Unless the caller chose an agreement, the vector of each item must also find it, which fails in
+    dense clusters of small pools if too few are compared.
+
     Return None if the index compares no fused embeddings, or has few items.
     """
     settings = default_settings(model, snapshot)
@@ -208,11 +211,17 @@ def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
     target = snapshot.manifest.recall
     if target is None:
         target = MIN_KEPT if num_rows <= MAX_EXHAUSTIVE_POOL else MIN_KEPT_OF_LARGE
-    agreement = trial.measure(dataclasses.replace(settings, density_weight=0.0))
+    must_find_items = snapshot.manifest.recall is None and num_rows <= MAX_EXHAUSTIVE_POOL
+    uncorrected = dataclasses.replace(settings, density_weight=0.0)
+    agreement = trial.measure(uncorrected)
     default_margin = settings.margin
-    while agreement < target and settings.shortlist:  # a shortlist of 0 contains all items
+    # A shortlist of 0 contains all items.
+    while settings.shortlist and (
+        agreement < target or (must_find_items and not trial.finds_items(uncorrected))
+    ):
         settings = _widen_search(settings, num_rows)
-        agreement = trial.measure(dataclasses.replace(settings, density_weight=0.0))
+        uncorrected = dataclasses.replace(settings, density_weight=0.0)
+        agreement = trial.measure(uncorrected)
     default_weight = settings.density_weight
     corrected = trial.measure(settings)
     if num_rows <= MAX_EXHAUSTIVE_POOL:
@@ -259,7 +268,10 @@ class _Trial:
         self._snapshot = snapshot
         segment = snapshot.segments[0]
         rows = np.random.default_rng(0).permutation(segment.table.num_items)[:NUM_RECALL_QUERIES]
-        self.queries = blur(normalize(segment.vectors(model.ranker)(np.sort(rows))))
+        stored = segment.vectors(model.ranker)(np.sort(rows))
+        self._items = np.asarray(normalize(stored), dtype=np.float32)
+        self._item_products = np.vecdot(self._items, stored) - PRODUCT_TOLERANCE
+        self.queries = blur(self._items)
         self._tenth_nearest_products = self._find_tenth_products() - PRODUCT_TOLERANCE
 
     def _find_tenth_products(self) -> Float32[np.ndarray, " queries"]:
@@ -276,17 +288,25 @@ class _Trial:
 
     def measure(self, settings: SearchSettings) -> float:
         """Return the share of the nearest ten items that a search with these settings finds."""
-        pairs = zip(self._products(settings), self._tenth_nearest_products, strict=True)
+        products_of_queries = self._products(self.queries, settings)
+        pairs = zip(products_of_queries, self._tenth_nearest_products, strict=True)
         return float(np.mean([np.mean(products >= tenth) for products, tenth in pairs]))
 
-    def _products(self, settings: SearchSettings) -> list[Float32[np.ndarray, " hits"]]:
+    def finds_items(self, settings: SearchSettings) -> bool:
+        """Return whether the vector of each item finds it, or another one as near."""
+        pairs = zip(self._products(self._items, settings), self._item_products, strict=True)
+        return all(products[0] >= product for products, product in pairs)
+
+    def _products(
+        self, queries: Float32[np.ndarray, "queries dim"], settings: SearchSettings
+    ) -> list[Float32[np.ndarray, " hits"]]:
         """Return the products of each query and its first ten hits, largest first.
 
         The products do not contain the correction for densities.
         """
         search = CandidateSearch(self._model, self._snapshot, settings)
         rankings = search.rank(
-            [EncodedQuery.of_vector(query, NUM_NEAREST_ITEMS) for query in self.queries]
+            [EncodedQuery.of_vector(query, NUM_NEAREST_ITEMS) for query in queries]
         )
         rows = np.concatenate([ranking.items for ranking in rankings])
         segments = np.concatenate([ranking.segments for ranking in rankings])
@@ -296,7 +316,7 @@ class _Trial:
             vectors[is_inside] = segment.vectors(self._model.ranker)(rows[is_inside])
         ends = np.cumsum([len(ranking.items) for ranking in rankings])
         products = []
-        for query, of_query in zip(self.queries, np.split(vectors, ends[:-1]), strict=True):
+        for query, of_query in zip(queries, np.split(vectors, ends[:-1]), strict=True):
             products.append(np.sort(of_query @ query)[::-1])
         return products
 

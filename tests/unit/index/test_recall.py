@@ -45,11 +45,13 @@ def test_few_numbers_get_eight_bits_where_four_lose_more_than_a_fiftieth(tmp_pat
     assert index._snapshot.manifest.embedding_bits == 8
 
 
-def test_small_pools_find_each_of_many_close_items_by_its_vector(tmp_path):
-    vectors = np.exp(4 * draw(1, 30)) * np.exp(0.1 * draw(600, 30, seed=1))
+@pytest.mark.parametrize("items", [600, 1_500])
+def test_close_items_are_found_by_their_vectors(items, tmp_path):
+    vectors = np.exp(4 * draw(1, 30)) * np.exp(0.1 * draw(items, 30, seed=1))
     index = Index.from_vectors(tmp_path / "i", vectors.astype(np.float32))
     firsts = index.search_vectors(vectors, k=1)
-    assert sum(int(hit.id) == row for row, (hit,) in enumerate(firsts)) >= 598
+    are_found = [int(hit.id) == row for row, (hit,) in enumerate(firsts)]
+    assert np.mean(are_found) > 0.995
 
 
 def test_a_target_that_is_no_share_is_refused(tmp_path):
