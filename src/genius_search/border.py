@@ -29,6 +29,8 @@ MAX_SHOWN_CHARACTERS: Final = 60
 """Maximum number of characters of a value that an error message shows."""
 REAL_DTYPES: Final = "fiu"
 """``dtype.kind`` of NumPy's real numbers: floats, signed and unsigned integers."""
+MAX_INTEGER_BITS: Final = 1024
+"""Maximum size of a whole number in an id or a field; larger ones are beyond every float64."""
 MAX_HITS: Final = 10**9
 """Maximum of ``k``, ``offset`` and ``beam`` in a request."""
 
@@ -65,7 +67,9 @@ def as_text(text: object, name: str) -> str:
 
 def is_missing(value: object) -> bool:
     """Return whether a value is None, NaN, pandas' NA or NaT, or masked."""
-    if isinstance(value, float | np.floating | Decimal):
+    if isinstance(value, Decimal):
+        return value.is_nan()  # math.isnan raises for a signalling NaN
+    if isinstance(value, float | np.floating):
         return math.isnan(value)
     return value is None or value is np.ma.masked or type(value).__name__ in ("NAType", "NaTType")
 
@@ -86,7 +90,7 @@ def as_id(value: Any, name: str = "the id") -> str:
     """
     if type(value) is str:  # the most frequent case first
         return composed(value)
-    if type(value) is int:
+    if type(value) is int and value.bit_length() <= MAX_INTEGER_BITS:
         return str(value)
     if not isinstance(value, str | np.generic) and getattr(value, "shape", None) == ():
         # An array or a tensor without dimensions becomes a number; NumPy's masked value, None.
@@ -112,17 +116,18 @@ def _whole_number(value: Any) -> int | None:
     None is returned for floats that may have been rounded, too: a float64 has a mantissa of 53
     bits, so 2**53 + 1 would be stored as 2**53.
     """
-    if isinstance(value, bool | np.bool_):
+    if isinstance(value, bool | np.bool_ | np.timedelta64):  # NumPy's durations are integers, too
         return None
     if isinstance(value, int | np.integer):
-        return int(value)
-    if not isinstance(value, float | np.floating | Decimal) or not math.isfinite(value):
-        return None
-    if not isinstance(value, Decimal):
+        return int(value) if int(value).bit_length() <= MAX_INTEGER_BITS else None
+    if isinstance(value, Decimal):
+        is_readable = value.is_finite() and value.adjusted() <= MAX_INTEGER_BITS
+    elif isinstance(value, float | np.floating):
         digits = 53 if isinstance(value, float) else np.finfo(type(value)).nmant + 1
-        if abs(float(value)) >= 2.0**digits:
-            return None
-    return int(value) if value == int(value) else None
+        is_readable = math.isfinite(value) and abs(float(value)) < 2.0**digits
+    else:
+        return None
+    return int(value) if is_readable and value == int(value) else None
 
 
 def as_ids(values: object, name: str = "ids") -> list[str]:
@@ -146,6 +151,8 @@ def as_ids(values: object, name: str = "ids") -> list[str]:
 
 def as_id_list(ids: object) -> list[str]:
     """Return a single id, or a column of ids, as a list of texts; raise like :func:`as_ids`."""
+    if isinstance(ids, set | frozenset):
+        ids = [*ids]
     is_iterable = isinstance(ids, Iterable) and getattr(ids, "shape", None) != ()
     return as_ids(ids) if is_iterable and not isinstance(ids, str | bytes) else [as_id(ids)]
 
@@ -156,8 +163,10 @@ def as_column(values: Any, name: str) -> list[Any]:
     Raises
     ------
     UsageError
-        The argument is a single text, a mapping, a whole table or not iterable.
+        The argument is a single text, a mapping, a set, a whole table or not iterable.
     """
+    if isinstance(values, set | frozenset):
+        raise UsageError(f"{name} are given as a set, which has no order; give a list")
     is_single = isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable)
     if is_single or len(getattr(values, "shape", (0,))) != 1:
         type_name = f"{type(values).__module__}.{type(values).__qualname__}"
@@ -207,7 +216,8 @@ def as_numbers(values: Any, name: str) -> Shaped[np.ndarray, ...]:
             raise UsageError(f"{name} cannot be read as an array: {error}") from None
     if array.dtype.kind == "O" and array.ndim:  # rows are lists or arrays, as in a pandas column
         array = _stack_rows(array.tolist(), name)
-    if array.dtype.kind == "V" and array.dtype.type is not np.void:  # bfloat16 of ml_dtypes, jax
+    if array.dtype.kind == "V" and not issubclass(array.dtype.type, np.void):
+        # bfloat16 of ml_dtypes and jax
         array = array.astype(np.float32)
     if array.dtype.kind not in REAL_DTYPES:
         raise UsageError(
@@ -225,11 +235,13 @@ def _type_name(array: np.ndarray, values: Any) -> str:
     return str(array.dtype)
 
 
-def check_range(name: str, number: int, minimum: int) -> None:
-    """Raise :class:`UsageError` unless a number is between its minimum and :data:`MAX_HITS`."""
-    if not minimum <= number <= MAX_HITS:
+def check_range(name: str, number: Any, minimum: int, maximum: int = MAX_HITS) -> None:
+    """Raise :class:`UsageError` unless a number is whole, and between its minimum and maximum."""
+    if isinstance(number, bool) or not hasattr(type(number), "__index__"):
+        raise UsageError(f"{name} is {_show(number)}, expected a whole number")
+    if not minimum <= number <= maximum:
         raise UsageError(
-            f"{name} is {number}, it must be at least {minimum} and at most {MAX_HITS}"
+            f"{name} is {number}, it must be at least {minimum} and at most {maximum:,}"
         )
 
 
@@ -316,7 +328,10 @@ def _read_tensor(tensor: Any, name: str) -> Shaped[np.ndarray, ...]:
 
 def _show(value: object) -> str:
     """Return a value with its type for an error message, cut if it is long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits, or a list that contains itself
+        text = "a value that cannot be shown"
     if len(text) > MAX_SHOWN_CHARACTERS:
         text = f"{text[:MAX_SHOWN_CHARACTERS]}…"
     return f"{text} ({type(value).__qualname__})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 
 def plural(count: int, noun: str) -> str:
@@ -122,6 +122,10 @@ class BadRecord(BadData):
         self.problem = problem
         self.reason = f"line {line}: {problem}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the parameters, so that an error in a worker process reaches its parent."""
+        return type(self), (self.file, self.line, self.problem)
+
 
 class BadImage(BadData):
     """An image cannot be read, or is refused. The message names the file and the reason."""
@@ -130,6 +134,10 @@ class BadImage(BadData):
         super().__init__(f"{file}: {reason}")
         self.file = file
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle like :class:`BadRecord`."""
+        return type(self), (self.file, self.reason)
 
 
 class TrainingFailed(GeniusError, RuntimeError):

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from genius_search import Filter, Index, NewItem, SearchPart, SearchRequest
-from genius_search.border import as_id, as_ids, as_matrix, as_numbers, as_path, as_text
+from genius_search.border import as_id, as_id_list, as_ids, as_matrix, as_numbers, as_path, as_text
 from genius_search.cli import main
+from genius_search.cli.options import read_vectors
 from genius_search.data.mbeir import MBeir, read_candidates, read_qrels
 from genius_search.data.values import fields_to_json
 from genius_search.encoders.open import absolute_spec
-from genius_search.errors import BadData, GeniusError, UsageError
+from genius_search.errors import ArtifactMissing, BadData, GeniusError, UsageError
 from genius_search.index.calibrate import read_pairs
 
 DIM, ITEMS = 6, 40
@@ -38,6 +39,8 @@ NO_IDS = [
     np.ma.masked,
     Path("5"),
     np.array(b"5"),
+    np.timedelta64(5, "D"),
+    Decimal("sNaN"),
 ]
 
 
@@ -103,6 +106,8 @@ def test_nothing_else_is_an_id(value, words):
         as_id(value)
     with pytest.raises(BadData, match=f"row 1: .*{words}"):
         as_ids(["a", value])
+    with pytest.raises(UsageError, match="a value that cannot be shown"):
+        as_id(10**5000)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +148,9 @@ def test_columns_of_data_frames_are_read_and_their_gaps_are_named():
 def test_a_column_is_not_one_text_a_mapping_or_a_table(column):
     with pytest.raises(UsageError, match="expected a list, or one column of a table"):
         as_ids(column)
+    with pytest.raises(UsageError, match="a set, which has no order"):
+        as_ids({"a", "b"})
+    assert sorted(as_id_list({"a", "b"})) == ["a", "b"]
 
 
 def strided() -> np.ndarray:
@@ -240,6 +248,7 @@ def changed(value, kind: object = np.float64) -> np.ndarray:
         ({"a": 1}, "dict"),
         (None, "NoneType"),
         ([], r"of shape \(0,\)"),
+        (np.zeros(2, [("x", "f4")]).view(np.recarray), "expected real numbers"),
     ],
 )
 def test_what_is_not_a_plain_finite_matrix_is_refused_by_row_or_name(vectors, words, tmp_path):
@@ -366,6 +375,9 @@ def test_names_of_fields_are_texts_or_whole_numbers():
     stored, problems = fields_to_json({b"x": 1, None: 2, 2024: 3, DECOMPOSED: 4})
     assert json.loads(stored) == {"2024": 3, COMPOSED: 4}
     assert len(problems) == 2
+    stored, problems = fields_to_json({COMPOSED: 1, DECOMPOSED: 2, "size": {1: 3, "1": 4}})
+    assert json.loads(stored) == {COMPOSED: 1}
+    assert ["one has this name" in problems[0], "are alike" in problems[1]] == [True, True]
     with pytest.raises(UsageError, match="the name of a field is b'x'"):
         Filter.parse({b"x": 1})
     with pytest.raises(UsageError, match="match is 5"):
@@ -394,6 +406,8 @@ def test_queries_are_read_like_vectors_of_items(shared_index):
         shared_index.learn("3", vector=masked)
     with pytest.raises(BadData, match="row 3 of the vectors has a number"):
         shared_index.search_vectors(changed(np.nan))
+    with pytest.raises(UsageError, match=r"of shape \(\)"):
+        shared_index.search_vectors(np.array(1.0))
     with pytest.raises(UsageError, match="not finite"):
         shared_index.search(vector=np.full(DIM, np.inf, np.float16))
     with pytest.raises(UsageError, match="the text of a part is 5"):
@@ -502,6 +516,23 @@ def test_paths_in_python_begin_at_the_home_folder(home):
     with pytest.raises(BadData, match=f"{home}/pool is not in M-BEIR's layout"):
         MBeir("~/pool")
     assert not [*Path().iterdir()]
+
+
+def test_a_path_that_cannot_exist_is_an_error_with_a_sentence(tmp_path):
+    index = Index.create(tmp_path / "x.index", [NewItem("a", "a kite")], encoder="text:wordllama")
+    (tmp_path / "circle").symlink_to("circle")
+    for pool in (tmp_path / "circle", "a\0b", "a\ud800", "x" * 5000):
+        with pytest.raises(BadData, match="there is no such file or folder"):
+            index.add(pool)
+    with pytest.raises(BadData, match="there is no such file or folder"):
+        index.sync(tmp_path / "circle")
+    for folder in ("a\0b", "a\ud800"):
+        with pytest.raises(UsageError, match="cannot be the name of a folder"):
+            Index.from_vectors(folder, X)
+    (tmp_path / "empty.npy").touch()
+    with pytest.raises(BadData, match="No data left in file"):
+        read_vectors(tmp_path / "empty.npy")
+    assert main(["serve", str(tmp_path / "circle")]) == ArtifactMissing.exit_code
 
 
 def test_paths_of_commands_begin_at_the_home_folder(home, capsys):

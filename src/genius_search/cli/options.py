@@ -199,7 +199,7 @@ def read_vectors(file: Path | None) -> np.ndarray | None:
 
     try:
         vectors = np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise BadData(f"{file} cannot be read as a .npy file of vectors: {error}") from None
     if not isinstance(vectors, np.ndarray):
         vectors.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -53,7 +54,7 @@ class IndexesOptions(DeviceOptions):
         indexes: dict[str, Index] = {}
         models: dict[str, Genius] = {}
         for folder in self.indexes:
-            name = folder.resolve().name.removesuffix(".index")
+            name = Path(os.path.realpath(folder)).name.removesuffix(".index")
             if name in indexes:
                 raise UsageError(f"two indexes are named {name}; rename the folder of one of them")
             if is_plain_folder(folder):

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from genius_search.artifact import ManifestForm
 from genius_search.border import as_id, as_id_list, as_path
 from genius_search.config import SearchConfig
-from genius_search.errors import ArtifactMissing, UsageError
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, UsageError
 from genius_search.index.build import ChangeSummary, add_pool
 from genius_search.index.filters import check_fields
 from genius_search.index.hits import Hits, HitsOfQueries, SearchHit
@@ -48,7 +48,7 @@ from genius_search.index.pool import (
 )
 from genius_search.index.request import SearchOptions, SearchPart, SearchRequest, as_request
 from genius_search.index.roots import innermost_root, new_root
-from genius_search.index.store import CLUSTER, Roots, absolute_folder, refuse_links
+from genius_search.index.store import CLUSTER, Roots, absolute_folder, read_manifest, refuse_links
 from genius_search.index.writer import Deleted, open_writer
 from genius_search.model import Genius
 from genius_search.progress import Silent
@@ -236,8 +236,9 @@ class Searcher:
         folder = absolute_folder(folder)
         refuse_links(folder)
         model = Genius.open(model_of(folder), device=device, download=download)
-        numbers = range(read_cluster(folder).shards)
-        return Searcher([Shard(shard_folder(folder, number), model).begin for number in numbers])
+        shards = [shard_folder(folder, number) for number in range(read_cluster(folder).shards)]
+        _refuse_copies(shards)
+        return Searcher([Shard(shard, model).begin for shard in shards])
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -459,3 +460,15 @@ class Searcher:
 def _read_picture(image: Any) -> Any:
     """Return the bytes of a picture instead of its path, which may not exist on other machines."""
     return picture_bytes(Path(image)) if isinstance(image, str | Path) else image
+
+
+def _refuse_copies(shards: Sequence[Path]) -> None:
+    """Raise :class:`ArtifactMismatch` if a shard is a copy of another one, whose items it repeats.
+
+    The items of the shard that it took the place of would be missing from all results.
+    """
+    shard_of_identity: dict[str, Path] = {}
+    for shard in shards:
+        other = shard_of_identity.setdefault(read_manifest(shard).identity, shard)
+        if other is not shard:
+            raise ArtifactMismatch(f"{shard} is a copy of {other}; restore it from a backup")

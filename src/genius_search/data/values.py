@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from genius_search.border import as_id, is_missing
+from genius_search.border import MAX_INTEGER_BITS, as_id, is_missing
 from genius_search.records import composed
 
 Value: TypeAlias = str | int | float | bytes | None
@@ -53,13 +53,17 @@ def fields_to_json(fields: Mapping[Any, object] | None) -> tuple[str | None, lis
     problems: list[str] = []
     for name, value in (fields or {}).items():
         try:
-            json_fields |= to_json_value({name: value})
+            field = to_json_value({name: value})
         except (TypeError, ValueError, RecursionError) as error:
             problems.append(f"its field {str(name)[:80]!r} is left out: {error}")
+            continue
+        if field.keys() & json_fields.keys():
+            problems.append(f"its field {str(name)[:80]!r} is left out: another one has this name")
+        json_fields = field | json_fields
     return (json.dumps(json_fields, ensure_ascii=False) if json_fields else None), problems
 
 
-def to_json_value(value: Any) -> Any:  # noqa: C901, PLR0911  one case for each type
+def to_json_value(value: Any) -> Any:  # noqa: C901, PLR0911, PLR0912  one case for each type
     """Convert a value to a type of JSON.
 
     NumPy's values become Python's, dates and times become texts in ISO 8601, and texts are
@@ -74,7 +78,11 @@ def to_json_value(value: Any) -> Any:  # noqa: C901, PLR0911  one case for each 
         case str():
             value.encode()
             return composed(value)
-        case bool() | int():
+        case bool():
+            return value
+        case int():
+            if value.bit_length() > MAX_INTEGER_BITS:
+                raise ValueError(f"its integer has more than {MAX_INTEGER_BITS:,} bits")
             return value
         case float() | Decimal() | np.floating():
             return float(value) if math.isfinite(value) else None
@@ -82,14 +90,15 @@ def to_json_value(value: Any) -> Any:  # noqa: C901, PLR0911  one case for each 
             is_nat = value != value  # noqa: PLR0124  pandas' NaT is a date
             return None if is_nat else value.isoformat()
         case np.generic() | np.ndarray():
-            if value.dtype.name == "datetime64[ns]":
-                value = value.astype("datetime64[us]")  # tolist() turns nanoseconds into integers
-            python_value = value.tolist()
-            if isinstance(python_value, np.generic):
+            python_value = _as_python_times(value) if value.dtype.kind == "M" else value.tolist()
+            if isinstance(python_value, np.generic) or value.dtype.kind == "m":
                 raise TypeError(f"{value!r} is no number, text or date")
             return to_json_value(python_value)
         case Mapping():
-            return {as_id(name, "a name"): to_json_value(inner) for name, inner in value.items()}
+            inner_values = [(as_id(key, "a name"), to_json_value(value[key])) for key in value]
+            if len(named := dict(inner_values)) < len(inner_values):
+                raise ValueError(f"two of its names are alike once they are texts: {[*value]}")
+            return named
         case list() | tuple() | set() | frozenset():
             return [to_json_value(inner) for inner in value]
         case PurePath():
@@ -100,6 +109,22 @@ def to_json_value(value: Any) -> Any:  # noqa: C901, PLR0911  one case for each 
     raise TypeError(
         f"a {type_name} is no number, text, date, true or false, nor a list or mapping of them"
     )
+
+
+def _as_python_times(times: Any) -> Any:
+    """Return NumPy's dates and times as Python's, with microseconds, and NaT as None.
+
+    Raises
+    ------
+    TypeError
+        A year is not between 1 and 9999. NumPy would return an integer.
+    """
+    if np.datetime_data(times.dtype)[0] in ("ns", "ps", "fs", "as"):  # finer than Python's times
+        times = times.astype("datetime64[us]")
+    python_times = times.tolist()
+    if any(isinstance(moment, int) for moment in np.ravel(np.asarray(python_times, object))):
+        raise TypeError(f"{times!r} is not in the years 1 to 9999")
+    return python_times
 
 
 def table_values(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Value]]:

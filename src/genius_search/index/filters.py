@@ -287,7 +287,8 @@ class Filter:
 
 def _require_texts(where: Iterable[object]) -> list[str]:
     """Return conditions as a list of texts; raise :class:`UsageError` for other types."""
-    conditions = [where] if isinstance(where, str) else [*where]
+    is_single = isinstance(where, str) or not isinstance(where, Iterable)
+    conditions = [where] if is_single else [*where]
     texts = [condition for condition in conditions if isinstance(condition, str)]
     if len(texts) < len(conditions):
         raise UsageError(
@@ -471,14 +472,17 @@ def _parse_comparisons(field: str, comparisons: object) -> list[Condition]:
 
 
 def _is_list(value: object) -> TypeGuard[Iterable[object]]:
-    return isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    is_iterable = isinstance(value, Iterable) and getattr(value, "shape", None) != ()
+    return is_iterable and not isinstance(value, str | bytes)
 
 
 def _type_value(shown: str, operator: str, value: object) -> TypedValue:
     """Return a Python value as a user would type it in a condition."""
     try:
         value = check_unicode(value) if isinstance(value, str) else to_json_value(value)
-    except (TypeError, UnicodeEncodeError):
+    except UsageError:
+        raise
+    except (TypeError, ValueError):
         value = []  # refused below
     match value:
         case str():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack, overload
 
 import numpy as np
 
-from genius_search.border import as_id, as_id_list, as_matrix, as_path
+from genius_search.border import as_id, as_id_list, as_matrix, as_numbers, as_path
 from genius_search.config import SearchConfig, SearchSettings
-from genius_search.errors import ArtifactMismatch, ArtifactMissing, NetworkNeeded, UsageError
+from genius_search.errors import (
+    ArtifactMismatch,
+    ArtifactMissing,
+    BadData,
+    NetworkNeeded,
+    UsageError,
+)
 from genius_search.forks import free_in_children, renew_in_children
 from genius_search.index.hits import Hits, HitsOfQueries
 from genius_search.index.query import SnapshotSearcher
@@ -1176,7 +1183,8 @@ class Index:
         >>> index.search_vectors(np.load("queries.npy"), k=10)  # doctest: +SKIP
         """
         config = options.pop("config", None)
-        rows = as_matrix(vectors, "the vectors") if len(vectors) else ()
+        vectors = as_numbers(vectors, "the vectors")
+        rows = as_matrix(vectors, "the vectors") if len(np.atleast_1d(vectors)) else ()
         searcher = self._current_searcher(config)
         if not options.keys() - {"k"}:
             return HitsOfQueries(searcher.search_vectors(rows, options.get("k", 10)))
@@ -1362,12 +1370,21 @@ def current_searcher(index: Index, config: SearchConfig | None = None) -> Snapsh
 
 
 def _as_pool_path(pool: str | Path) -> Path:
-    """Return the path of a pool; refuse an empty name, which would be the current folder."""
+    """Return the path of a pool; refuse an empty name, which would be the current folder.
+
+    Raises
+    ------
+    BadData
+        There is no such file or folder.
+    """
     if not str(pool):
         raise UsageError(
             "the pool has an empty name; give a folder or a file, or Path('.') for this folder"
         )
-    return as_path(pool)
+    path = as_path(pool)
+    if not os.path.exists(path):  # noqa: PTH110  False whatever the error
+        raise BadData(f"{path}: there is no such file or folder")
+    return path
 
 
 def _refuse_matrix(pool: object, remedy: str) -> None:

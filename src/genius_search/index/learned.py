@@ -291,6 +291,11 @@ def _check_choices(
 
 def chosen_id(choice: Mapping[str, Any]) -> str:
     """Return the id of a choice's item; raise :class:`UsageError` if it names none."""
+    if not isinstance(choice, Mapping):
+        raise UsageError(
+            f"a choice is of type {type(choice).__qualname__}; expected a list of mappings with "
+            f"{CHOSEN_FIELD} and the query"
+        )
     if choice.get(CHOSEN_FIELD) is None:
         raise UsageError(
             f'a choice names the id of the chosen item, as in {{"text": "a red kite", '
@@ -424,6 +429,8 @@ def forget(folder: Path, *, chosen: str | int | None, text: str | None, wait_sec
             reading_log(folder),
             open_writer(folder / LEARNED, wait_seconds=wait_seconds) as writer,
         ):
+            if chosen is None and text is None:
+                _open_log_model(folder / LEARNED, writer.snapshot)  # it may be damaged, too
             with check_files_on_error(writer.snapshot):
                 ids = [
                     query.id

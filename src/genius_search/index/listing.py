@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float32
 
+from genius_search.border import check_range
 from genius_search.errors import UsageError
 from genius_search.index.filters import Filter
 from genius_search.index.items import Item
@@ -112,8 +113,7 @@ def list_page(
     UsageError
         The limit is out of range.
     """
-    if not 1 <= limit <= MAX_PAGE_ITEMS:
-        raise UsageError(f"limit is {limit}, it must be at least 1 and at most {MAX_PAGE_ITEMS:,}")
+    check_range("limit", limit, 1, MAX_PAGE_ITEMS)
     with check_files_on_error(snapshot):
         masks = item_masks(snapshot, conditions, deadline=deadline)
         following = heapq.merge(

@@ -32,12 +32,13 @@ MATCH_GRAMMAR: Final = (
 #   term     = [sign] (phrase | word)       -people
 #   phrase   = '"' words '"' ["*"]          "a red kite"
 #   word     = characters ["*"]             umbr*
-#   sign     = "-" | "−" | "－" | "!"
+#   sign     = minus | "!"
 #
 # OR binds more closely than AND, which stands between all other terms: a b OR c is a AND (b OR c).
 # There are no brackets.
-_MINUS: Final = r"-\u2212\uff0d"
-"""A hyphen, a minus, and the hyphen of East Asian keyboards."""
+_MINUS: Final = r"-\u2010-\u2013\u2212\ufe63\uff0d"
+"""A hyphen, its typographic forms up to the en dash, a minus, and hyphens of East Asian keyboards.
+Programs for texts put them in the place of a typed hyphen."""
 _SIGN: Final = rf"[{_MINUS}!]"
 _TERM: Final = re.compile(rf'({_SIGN}?)(?:"([^"]*)"(\*?)|(?!{_SIGN}")([^\s"]+))|{_SIGN}?"')
 """A sign with a phrase or a word; or a quote that is not closed, with no group."""

@@ -52,6 +52,8 @@ from genius_search.text import clean
 
 MAX_SHOWN_REASONS: Final = 5
 """Maximum number of different reasons that an error shows, each with a file."""
+SAME_ID: Final = "a later item of the list has the same id"
+"""The reason for which an item of a list is left out if another one takes its place."""
 MAX_ID_LENGTH: Final = 500
 MAX_JPEG_SIDE: Final = 65_500
 """Maximum width and height of a JPEG file, in pixels."""
@@ -381,7 +383,8 @@ def pool_from_items(
         Whether each item must have an id; otherwise an item without one gets its position.
     """
     # Iterating over a mapping or a data frame would yield only its keys or columns.
-    if isinstance(sources, Mapping) or hasattr(sources, "columns"):
+    is_iterable = isinstance(sources, Iterable)
+    if not is_iterable or isinstance(sources, Mapping) or hasattr(sources, "columns"):
         raise UsageError(
             "items are no list; give [item], or of a data frame frame.to_dict('records')"
         )
@@ -397,8 +400,7 @@ def pool_from_items(
         try:
             item, problems = to_stored_item(new, writer)
             if item.id in items:
-                reason = "a later item of the list has the same id"
-                left_out.append(LeftOut(number, item.id, reason))
+                left_out.append(LeftOut(number, item.id, SAME_ID))
             items[item.id] = item
             left_out += [LeftOut(number, item.id, problem) for problem in problems]
         except (BadData, BadImage) as error:

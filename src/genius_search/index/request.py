@@ -153,22 +153,22 @@ class SearchRequest:
 
     def _check_ranges(self) -> None:
         """Refuse numbers that are out of range, and unknown ways to combine parts."""
-        for name, number, minimum in (
-            ("k", self.k, 1),
-            ("offset", self.offset, 0),
-        ):
-            if number is not None:
-                check_range(name, number, minimum)
+        check_range("k", self.k, 1)
+        check_range("offset", self.offset, 0)
         if self.combine not in ("sum", "any"):
             raise UsageError(f"combine is {self.combine!r}, expected 'sum' or 'any'")
 
     def _clean_texts(self) -> None:
         """Clean text and instruction; refuse other types, such as a picture instead of a text."""
+        for name in ("order_by", "group_by"):
+            field_name = getattr(self, name)
+            if not isinstance(field_name, str | None):
+                raise UsageError(f"{name} is {field_name!r}, expected the name of a field")
         for name in ("text", "instruction"):
             text = getattr(self, name)
             if not isinstance(text, str | None):
                 raise UsageError(
-                    f"{name} is {text!r}, expected a text; pictures are image=, vectors vector="
+                    f"{name} is {text!r:.90}, expected a text; pictures are image=, vectors vector="
                 )
             if text:
                 object.__setattr__(self, name, as_text(text, name))
@@ -254,11 +254,17 @@ def _facet_names(facets: str | Sequence[str] | Mapping[str, Sequence[float]]) ->
     if isinstance(facets, str):
         return (facets,)
     if not isinstance(facets, Mapping):
-        return tuple(facets)
-    return tuple(
-        f"{name}:{','.join(f'{bound:.15g}' for bound in bounds)}" if len(bounds) else name
-        for name, bounds in facets.items()
-    )
+        names = tuple(facets)
+        if any(not isinstance(name, str) for name in names):
+            raise UsageError(f"facets are {names}, expected the names of fields")
+        return names
+    return tuple(_facet_name(name, bounds) for name, bounds in facets.items())
+
+
+def _facet_name(name: str, bounds: Sequence[float]) -> str:
+    """Return a facet with the bounds of its ranges as one name: ``price:0,10,50``."""
+    numbers = np.atleast_1d(as_numbers(bounds, f"the bounds of {name}"))
+    return f"{name}:{','.join(f'{bound:.15g}' for bound in numbers)}" if len(numbers) else name
 
 
 class SearchOptions(TypedDict, total=False):

@@ -539,8 +539,19 @@ def absolute_folder(folder: str | Path) -> Path:
     """Return the absolute path of an index's folder, so that ``os.chdir`` does not change it.
 
     ``~`` is the home folder.
+
+    Raises
+    ------
+    UsageError
+        No folder can have this name.
     """
     expanded = os.path.expanduser(folder)  # noqa: PTH111  a Path raises for an unknown user
+    try:
+        is_possible = b"\0" not in os.fsencode(expanded)
+    except UnicodeEncodeError:  # half a character
+        is_possible = False
+    if not is_possible:
+        raise UsageError(f"{str(expanded)!r} cannot be the name of a folder; choose another one")
     return Path(expanded).absolute()
 
 

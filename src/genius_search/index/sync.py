@@ -131,7 +131,7 @@ def _select_roots(
         return _Selection(roots, [*range(len(roots))])
     path = Path(os.path.abspath(given_path))  # noqa: PTH100  links are kept
     if innermost_root(roots, path) is None:
-        path = given_path.resolve()
+        path = Path(os.path.realpath(given_path))  # Path.resolve raises for links in a circle
     number = innermost_root(roots, path)
     inner_numbers = [inner for inner, root in enumerate(roots) if path in Path(root.folder).parents]
     must_exist = number is None or may_be_new

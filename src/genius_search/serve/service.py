@@ -35,7 +35,7 @@ from genius_search.index.build import ChangeSummary
 from genius_search.index.index import Index
 from genius_search.index.items import Item
 from genius_search.index.match import split_excluded
-from genius_search.index.pool import NewItem
+from genius_search.index.pool import SAME_ID, NewItem
 from genius_search.index.roots import is_same_picture
 from genius_search.records import Modality
 from genius_search.serve import schemas
@@ -251,6 +251,11 @@ class Service:
         if vectors:
             summaries.append(await self.change(name, lambda index: _add_vectors(index, vectors)))
         left_out = [item for item in checked if isinstance(item, LeftOut)]
+        left_out += [
+            LeftOut(id=str(item.id), reason=SAME_ID)
+            for item in checked
+            if not isinstance(item, LeftOut) and new_items[item.id] is not item
+        ]
         for summary in summaries:
             left_out += [LeftOut(id=item.file, reason=item.reason) for item in summary.left_out]
         return schemas.Added(

@@ -108,6 +108,13 @@ def test_a_cluster_with_a_link_is_not_opened(changing, tmp_path):
         Searcher.open(changing)
 
 
+def test_a_copy_of_one_shard_in_the_place_of_another_is_refused(changing):
+    shutil.rmtree(changing / "shards" / "000001")
+    shutil.copytree(changing / "shards" / "000000", changing / "shards" / "000001")
+    with pytest.raises(ArtifactMismatch, match=r"000001 is a copy of .*000000"):
+        Searcher.open(changing)
+
+
 def test_an_item_as_a_query_is_read_from_its_shard(searcher, single):
     for item_id in list(single._snapshot.ids())[:6]:
         assert searcher.search(parts=(SearchPart(id=item_id),), k=60)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from genius_search.cli import main
+from genius_search.data.values import fields_to_json
 from genius_search.index.index import Index
 from genius_search.index.pool import NewItem
 from genius_search.index.snapshot import UnknownItem
@@ -95,6 +96,7 @@ VALUES = {
     "moment": datetime(2024, 5, 1, 23, 30, tzinfo=UTC),
     "second": np.datetime64("2024-05-01T23:30:00", "ns"),
     "none": np.datetime64("NaT"),
+    "fine": np.datetime64("1970-02-01", "ps"),
 }
 STORED = {
     "nan": None,
@@ -106,7 +108,9 @@ STORED = {
     "moment": "2024-05-01T23:30:00+00:00",
     "second": "2024-05-01T23:30:00",
     "none": None,
+    "fine": "1970-02-01T00:00:00",
 }
+UNUSABLE = [object(), np.timedelta64(5, "ns"), np.datetime64("20000-01-01"), 10**5000]
 
 
 def test_values_of_all_kinds_become_json_and_a_bad_one_costs_its_field_alone(clip_folder, tmp_path):
@@ -120,6 +124,8 @@ def test_values_of_all_kinds_become_json_and_a_bad_one_costs_its_field_alone(cli
     assert (added.added, added.left_out[0].reason[:26]) == (1, "its field 'bad' is left out"[:26])
     added = index.add([{"id": "c", "text": float("nan")}, {"id": "d", "text": "a car"}])
     assert (added.added, added.left_out[0].file) == (1, "c")
+    _, problems = fields_to_json({str(number): value for number, value in enumerate(UNUSABLE)})
+    assert len(problems) == len(UNUSABLE)
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / f"{NFD}.txt").write_text(
         unicodedata.normalize("NFD", "ein Ku\u0308hlschrank")

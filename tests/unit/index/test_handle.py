@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from genius_search import Genius, Index, NewItem
-from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.errors import ArtifactMismatch, ArtifactMissing, BadImage, BadRecord
 
 VECTORS = np.random.default_rng(0).normal(size=(300, 16)).astype(np.float32)
 ANOTHER = "is another index than the one that was opened .it was created again.; open it again"
@@ -183,6 +183,16 @@ def test_a_pickled_or_copied_handle_opens_the_folder_again(index, duplicate):
     assert other.search(vector=VECTORS[3], k=5) == index.search(vector=VECTORS[3], k=5)
     other.delete("item-6")
     assert len(index) == len(other) == 298
+
+
+def test_an_error_in_a_worker_process_reaches_its_parent():
+    for error in (BadImage(Path("a.png"), "is empty"), BadRecord(Path("a.jsonl"), 3, "is empty")):
+        copied = pickled(error)
+        assert (str(copied), copied.reason, vars(copied)) == (
+            str(error),
+            error.reason,
+            vars(error),
+        )
 
 
 def test_a_pickled_handle_knows_where_its_model_is(trained, tmp_path):

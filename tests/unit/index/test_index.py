@@ -153,6 +153,13 @@ def test_without_re_ranking_the_score_is_the_log_probability(shared):
     ("asked", "said"),
     [
         ({"query": "a red star", "k": 0}, "k is 0"),
+        ({"query": "a red star", "k": 2.5}, "k is 2.5 .*, expected a whole number"),
+        ({"query": "a red star", "offset": None}, "offset is None"),
+        ({"query": "a red star", "order_by": ["price"]}, "order_by is .*, expected the name"),
+        ({"query": "a red star", "facets": [5]}, r"facets are \(5,\)"),
+        ({"query": "a red star", "facets": {"price": "abc"}}, "the bounds of price are"),
+        ({"where": 5}, r"conditions \[5\]"),
+        ({"where": {"price": np.array(b"5")}}, "expected a text, a number"),
         ({"query": "a red star", "k": 10**9 + 1}, "k is 1000000001"),
         ({"query": "caf\udce9"}, "half a character"),
         ({"query": "x", "instruction": "\ud800"}, "half a character"),

@@ -84,6 +84,8 @@ def test_choices_of_deleted_items_are_silent_and_filters_hold(index):
     ) == [chosen]
     with pytest.raises(UsageError, match="names the id of the chosen item"):
         index.learn_many([{"text": "a kite"}])
+    with pytest.raises(UsageError, match="a choice is of type str"):
+        index.learn_many("abc")
 
 
 def test_choices_are_exported_forgotten_and_learned_again(index, tmp_path, capsys):
@@ -180,6 +182,18 @@ def test_searches_do_without_a_damaged_log_which_can_be_forgotten(index, caplog,
     assert opened.check().items == ITEMS + 1
     opened.learn(chosen, vector=query)
     assert chosen in ids(opened, query)
+
+
+def test_a_log_whose_model_is_damaged_can_be_forgotten_and_learned_again(index):
+    query = draw(1, 8)[0]
+    index.learn("1", vector=query)
+    (weights,) = (index.folder / "learned").glob("model*/quantizer/*.safetensors")
+    weights.unlink()
+    with pytest.raises(ArtifactMismatch, match="--forget-all"):
+        index.learn("2", vector=query)
+    assert index.forget() == 1
+    index.learn("2", vector=query)
+    assert [choice["chosen"] for choice in index.choices()] == ["2"]
 
 
 def test_a_text_is_forgotten_in_any_form_of_unicode(tmp_path):

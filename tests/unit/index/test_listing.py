@@ -69,5 +69,7 @@ def test_pages_list_the_items_that_meet_conditions(index):
     page = index.scroll(page.cursor, limit=3, where="brand=acme")
     assert ([item.id for item in page.items], page.cursor) == (["4", "6", "8"], None)
     assert index.scroll(limit=11).cursor is None
+    with pytest.raises(UsageError, match=r"limit is 1\.5"):
+        index.scroll(limit=1.5)
     with pytest.raises(UsageError, match="limit is 0"):
         index.scroll(limit=0)

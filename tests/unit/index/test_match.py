@@ -30,6 +30,7 @@ def index(tmp_path_factory):
     ("text", "query", "match"),
     [
         ("beach -people", "beach", "-people"),
+        ("beach \N{EN DASH}people \u2011dogs", "beach", "-people -dogs"),
         ("-people", "", "-people"),
         ('beach -"many people" dawn', "beach dawn", '-"many people"'),
         ('beach -"many peo', "beach", '-"many peo"'),

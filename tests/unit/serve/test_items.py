@@ -11,6 +11,7 @@ from PIL import Image
 
 from genius_search.errors import ArtifactMismatch
 from genius_search.index.index import Index
+from genius_search.index.pool import SAME_ID
 from genius_search.index.snapshot import Snapshot
 from genius_search.serve.body import split_parts
 from genius_search.serve.schemas import FIELDS_BYTES, MAX_ITEMS
@@ -201,6 +202,9 @@ def test_what_cannot_be_used_is_left_out_with_its_reason_and_the_rest_is_added(w
     assert set(reasons) == {item["id"] for item, _ in bad}
     for item, why in bad:
         assert why in reasons[item["id"]]
+    twice = add(writable, {"id": "a", "text": "a horn"}, {"id": "a", "text": "a bell"}).json()
+    assert [entry["reason"] for entry in twice["left_out"]] == [SAME_ID]
+    assert writable.get("/v1/items?id=a").json()["text"] == "a bell"
     alone = is_problem(add(writable, bad[0][0]), 422)
     assert alone["left_out"] == [{"id": "empty", "reason": reasons["empty"]}]
 
