@@ -87,6 +87,8 @@ static void score_embeddings(const Model *m, const Request *request, const float
         const uint8_t *next = (const uint8_t *)part->embeddings + hit[8].item * size;
         for (int64_t byte = 0; byte < size; byte += 64) __builtin_prefetch(next + byte);
         if (part->scales) __builtin_prefetch(part->scales + hit[8].item);
+        if (part->lengths) __builtin_prefetch(part->lengths + hit[8].item);
+        if (part->densities) __builtin_prefetch(part->densities + hit[8].item);
       }
       if (bits == 1) sums[j] = multiply_packed(rows[j], &packed, 1);
       if (bits == 2) sums[j] = multiply_packed(rows[j], &packed, 2);
