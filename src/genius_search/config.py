@@ -219,9 +219,9 @@ class SearchSettings(SearchConfig):
         return dataclasses.replace(self, **options)
 
 
-DENSITY_WEIGHT: Final = 0.3
+DENSITY_WEIGHT: Final = 0.25
 """Density weight of pools up to :data:`MAX_EXHAUSTIVE_POOL`, until calibration chooses another."""
-DENSITY_WEIGHT_PER_DECADE: Final = 0.06
+DENSITY_WEIGHT_PER_DECADE: Final = 0.11
 """Increase of the density weight when a pool is ten times as large, since larger pools have more
 hubs: .36 for a million texts."""
 MAX_COMPARED_POOL: Final = 8192

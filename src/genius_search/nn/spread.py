@@ -53,10 +53,10 @@ clipped."""
 # are near every query, and the nearer are its nearest items: with each decade above 100,000 items
 # (MAX_EXHAUSTIVE_POOL) the limit and the weight (genius_search.config.default_search) grow, and
 # densities fade nearer to 1.
-MAX_FADE: Final = 0.3
-"""Fade width of small pools: densities count less for products above 1 − 0.3, and not at all at 1.
+MAX_FADE: Final = 0.25
+"""Fade width of small pools: densities count less for products above 1 − 0.25, and not at all at 1.
 Without fading, items are not the first hit of their vectors."""
-FADE_PER_DECADE: Final = 0.15
+FADE_PER_DECADE: Final = 0.1
 """Decrease of the fade width when a pool is ten times as large."""
 MIN_FADE: Final = 0.1
 """Fade width of the largest pools."""
@@ -87,7 +87,7 @@ def encode_densities(densities: Float32[np.ndarray, " items"]) -> UInt8[np.ndarr
 def fade_width(items: int) -> float:
     """Return the width of the last part of the cosine in which densities fade, for a pool's size.
 
-    It is .3 in pools up to 100,000 items, and .15 in a million.
+    It is .25 in pools up to 100,000 items, and .15 in a million.
     """
     return max(MIN_FADE, MAX_FADE - FADE_PER_DECADE * decades_above_small(items))
 

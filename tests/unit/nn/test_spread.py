@@ -94,14 +94,14 @@ def test_the_columns_are_spread_and_mean_and_reliability_of_densities(has_modali
 
 
 def test_densities_fade_with_the_third_power_over_the_last_part_of_a_cosine():
-    assert fade(np.float32([-1, 0, 0.7])).tolist() == pytest.approx([1, 1, 1])
-    assert fade(np.float32([0.76, 0.85, 0.94])) == pytest.approx([0.8**3, 0.5**3, 0.2**3], rel=1e-5)
+    assert fade(np.float32([-1, 0, 0.75])).tolist() == pytest.approx([1, 1, 1])
+    assert fade(np.float32([0.8, 0.875, 0.95])) == pytest.approx([0.8**3, 0.5**3, 0.2**3], rel=1e-5)
     assert fade(np.float32([1, 1.001])).tolist() == [0, 0]  # rounding may leave more than 1
 
 
 @pytest.mark.parametrize(
     ("items", "width", "least", "greatest"),
-    [(1, 0.3, 48, 208), (100_000, 0.3, 48, 208), (316_228, 0.225, 24, 232), (10**6, 0.15, 0, 255)],
+    [(1, 0.25, 48, 208), (100_000, 0.25, 48, 208), (316_228, 0.2, 24, 232), (10**6, 0.15, 0, 255)],
 )
 def test_densities_are_limited_and_fade_early_in_small_pools(items, width, least, greatest):
     assert fade_width(items) == pytest.approx(width, abs=1e-4)
