@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,22 +27,12 @@ if TYPE_CHECKING:
     from genius_search.index.store import Calibration
 
 
-class HitSource(Protocol):
-    """Reads the values of hits that a search has found."""
-
-    def head(self, position: int) -> tuple[Any, ...]:
-        """Return the first values of a hit, at least rank, id and score."""
-
-    def all_values(self, position: int) -> tuple[Any, ...]:
-        """Return the values of a hit, in the order of the fields of :class:`SearchHit`."""
-
-
 class _Unread:
-    """Where a hit reads its values from: a source, and the position of the hit in it."""
+    """Where a hit reads its values from: the reader of its query's hits, and its position there."""
 
-    __slots__ = ("_position", "_source")
+    __slots__ = ("_position", "_reader")
     _position: int
-    _source: HitSource
+    _reader: HitReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,55 +92,52 @@ class SearchHit(_Unread):
     """Parts of a picture's description with words of the query that few items contain: ``caption``,
     ``picture text``, ``name`` (and folders), ``keywords``, ``people``, ``date`` or ``place``."""
 
-    if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
-            """Read the values; called only for a value that has not been read yet."""
-            if name not in SearchHit.__match_args__:
-                raise AttributeError(f"a SearchHit has no {name!r}", name=name, obj=self)
-            source = self._source
-            read = source.head if name in _HEAD else source.all_values
-            values = read(self._position)
-            for set_value, value in zip(_SETTERS, values):  # noqa: B905  a head is shorter
-                set_value(self, value)
-            return getattr(self, name)
-
-
-_HEAD: Final = frozenset({"rank", "id", "score"})
-"""Values that are read before the others."""
-_SETTERS: Final = [vars(SearchHit)[name].__set__ for name in SearchHit.__match_args__]
-"""Functions that set the values of a hit, in the order of its fields."""
-_set_source: Final = vars(_Unread)["_source"].__set__
+_set_reader: Final = vars(_Unread)["_reader"].__set__
 _set_position: Final = vars(_Unread)["_position"].__set__
 
 
-def unread_hits(source: HitSource, count: int) -> list[SearchHit]:
-    """Return hits that read their values when the first is asked for."""
-    hits = []
-    new_hit = SearchHit.__new__
-    for position in range(count):
-        hit = new_hit(SearchHit)
-        _set_source(hit, source)
-        _set_position(hit, position)
-        hits.append(hit)
-    return hits
+def _read_when_asked(number: int, slot: Any) -> property:
+    """Return a property that reads a value of a hit from the reader's column with this number.
+
+    ``slot`` has the value of a hit without a reader.
+    """
+
+    def read(hit: SearchHit) -> Any:
+        try:
+            reader = hit._reader  # noqa: SLF001  of this module
+        except AttributeError:  # the hit was made with its values
+            return slot.__get__(hit)
+        try:
+            column = reader.columns[number]
+        except IndexError:
+            column = reader.read_until(number)[number]
+        return column[hit._position]  # noqa: SLF001
+
+    return property(read, slot.__set__)
 
 
-def source_of(hit: SearchHit) -> HitSource | None:
+for _number, _name in enumerate(SearchHit.__match_args__):
+    setattr(SearchHit, _name, _read_when_asked(_number, vars(SearchHit)[_name]))
+
+
+def reader_of(hit: SearchHit) -> HitReader | None:
     """Return what reads the values of a hit; None if it was made with its values."""
-    source: HitSource | None = getattr(hit, "_source", None)
-    return source
+    reader: HitReader | None = getattr(hit, "_reader", None)
+    return reader
 
 
 def values_of(hit: SearchHit) -> Sequence[Any]:
     """Return the values of a hit, in the order of the fields of :class:`SearchHit`.
 
-    Unlike the hit's attributes, they are not kept in the hit, which takes less time.
+    This takes less time than to ask for one after the other.
     """
-    source = source_of(hit)
-    if source is None:
+    reader = reader_of(hit)
+    if reader is None:
         return [getattr(hit, name) for name in SearchHit.__match_args__]
-    return source.all_values(hit._position)  # noqa: SLF001  of this module
+    position = hit._position  # noqa: SLF001  of this module
+    last = len(SearchHit.__match_args__) - 1
+    return [column[position] for column in reader.read_until(last)]
 
 
 class FacetValue(NamedTuple):
@@ -266,15 +253,19 @@ class HitSettings(NamedTuple):
     """Least scores of good first hits, by modality; empty if hits have none."""
 
 
+NUM_HEAD_COLUMNS: Final = 3
+"""Rank, id and score are read before the other values."""
+
+
 class HitReader:
-    """Reads the values of one query's hits: a :class:`HitSource`.
+    """Reads the values of one query's hits.
 
     Ranks, ids and scores of all hits are read together, when the first one is asked for, and so are
     all values. Until then the reader holds the snapshot that was searched, whose files stay
     readable.
     """
 
-    __slots__ = ("_heads", "_source", "_values")
+    __slots__ = ("_source", "columns")
 
     def __init__(
         self,
@@ -284,27 +275,21 @@ class HitReader:
         candidates: Candidates,
     ) -> None:
         self._source: tuple[Any, ...] | None = (snapshot, settings, query, candidates)
-        self._values: list[tuple[Any, ...]] = []
-        self._heads: list[tuple[int, str, float]] = []
+        self.columns: list[Sequence[Any]] = []
+        """The values that have been read: ranks, ids and scores, or those of all fields of
+        :class:`SearchHit`, in their order."""
 
-    def head(self, position: int) -> tuple[Any, ...]:
-        """Return rank, id and score of a hit, or all its values if they have been read."""
-        source = self._source  # another thread may read the values, too
-        if source is None:
-            return self._values[position]
-        if not self._heads:
+    def read_until(self, number: int) -> list[Sequence[Any]]:
+        """Return at least the first columns, up to this number."""
+        source, columns = self._source, self.columns
+        if source is not None and number >= len(columns):
             with check_files_on_error(source[0]):
-                self._heads = _read_heads(*source)
-        return self._heads[position]
-
-    def all_values(self, position: int) -> tuple[Any, ...]:
-        """Return the values of a hit, in the order of the fields of :class:`SearchHit`."""
-        source = self._source
-        if source is not None:
-            with check_files_on_error(source[0]):
-                self._values = _read_values(None, *source)
-            self._source = None
-        return self._values[position]
+                if number < NUM_HEAD_COLUMNS:
+                    columns[:] = _read_heads(*source)
+                else:  # a new list, since another thread may fill the other one later
+                    self.columns = _read_columns(None, *source)
+                    self._source = None
+        return self.columns
 
     @staticmethod
     def read_all(readers: Sequence[HitReader]) -> None:
@@ -324,7 +309,7 @@ class HitReader:
             start = 0
             for (reader, source), candidates in zip(unread, all_candidates, strict=True):
                 end = start + len(candidates.items)
-                reader._values = _read_values(items[start:end], *source)  # noqa: SLF001
+                reader.columns = _read_columns(items[start:end], *source)
                 reader._source = None  # noqa: SLF001
                 start = end
 
@@ -334,9 +319,9 @@ def read_hits(hit_lists: Iterable[Sequence[SearchHit]]) -> None:
     readers = {}
     for hits in hit_lists:
         for hit in hits:
-            source = source_of(hit)
-            if isinstance(source, HitReader):
-                readers[id(source)] = source
+            reader = reader_of(hit)
+            if reader is not None:
+                readers[id(reader)] = reader
     HitReader.read_all([*readers.values()])
 
 
@@ -348,7 +333,14 @@ def make_hits(
 ) -> list[SearchHit]:
     """Return hits of candidates; see :class:`HitReader`."""
     reader = HitReader(snapshot, settings, query, candidates)
-    return unread_hits(reader, len(candidates.items))
+    hits = []
+    new_hit = SearchHit.__new__
+    for position in range(len(candidates.items)):
+        hit = new_hit(SearchHit)
+        _set_reader(hit, reader)
+        _set_position(hit, position)
+        hits.append(hit)
+    return hits
 
 
 def _read_heads(
@@ -356,22 +348,21 @@ def _read_heads(
     _: HitSettings,
     __: EncodedQuery,
     candidates: Candidates,
-) -> list[tuple[int, str, float]]:
-    """Return rank, id and score of each hit."""
+) -> list[Sequence[Any]]:
+    """Return ranks, ids and scores of hits."""
     rows = snapshot.owner_rows(candidates.segments, candidates.items).tolist()
     ids = snapshot.ids_at(candidates.segments.tolist(), rows)
-    scores = candidates.scores.tolist()
-    return [*zip(range(1, len(ids) + 1), ids, scores, strict=True)]
+    return [range(1, len(ids) + 1), ids, candidates.scores.tolist()]
 
 
-def _read_values(
+def _read_columns(
     items: Sequence[Item] | None,
     snapshot: Snapshot,
     settings: HitSettings,
     query: EncodedQuery,
     candidates: Candidates,
-) -> list[tuple[Any, ...]]:
-    """Return the values of hits, in the order of the fields of :class:`SearchHit`.
+) -> list[Sequence[Any]]:
+    """Return the values of hits: a column for each field of :class:`SearchHit`, in their order.
 
     ``items`` are the items of the hits, if they have been read.
     """
@@ -386,45 +377,44 @@ def _read_values(
     item_rows = candidates.items.tolist()
     id_rows = candidates.id_rows.tolist()
     words = () if query.words is None else query.words.words
-    scores = candidates.scores.tolist()
-    probabilities = _with_none(candidates.probabilities if query.is_measured else None, count)
-    excesses = _with_none(candidates.excess, count)
+    if query.words is not None:
+        item_rows = [
+            row if segment.moments is None else _row_of_words(item, segment, row, owner, words)
+            for item, segment, row, owner in zip(
+                items, segments, item_rows, owner_rows.tolist(), strict=True
+            )
+        ]
     least_scores: list[float | None] = [None] * count
     if query.is_measured and settings.least_scores:
         locations = pack_locations(candidates.segments, owner_rows)
         matches = None if query.words is None else query.words.for_locations(locations)
         least_scores = _least_scores_of(settings.least_scores, candidates, items, matches)
-    values = []
-    for position, (item, segment) in enumerate(zip(items, segments, strict=True)):
-        row = item_rows[position]
-        if segment.moments is not None and query.words is not None:
-            row = _row_of_words(item, segment, row, int(owner_rows[position]), words)
-        fields = item.fields
-        passage, moment = _passage_of(item, fields, segment, row)
-        decoded: tuple[float, ...] = ()
-        if settings.decodes:
-            log_probabilities = candidates.log_probabilities[position]
-            decoded = tuple(log_probabilities[~np.isnan(log_probabilities)].tolist())
-        values.append(
-            (
-                position + 1,
-                item.id,
-                scores[position],
-                item.modality,
-                item.text,
-                item.image,
-                fields,
-                tuple(segment.table.ids[id_rows[position]].tolist()[: settings.num_levels]),
-                decoded,
-                probabilities[position],
-                passage,
-                least_scores[position],
-                excesses[position],
-                moment,
-                _matched_sources(item, words) if words else (),
-            )
-        )
-    return values
+    decoded: list[tuple[float, ...]] = [()] * count
+    if settings.decodes:
+        decoded = [tuple(row[~np.isnan(row)].tolist()) for row in candidates.log_probabilities]
+    fields = [item.fields for item in items]
+    passages = [*map(_passage_of, items, fields, segments, item_rows)]
+    num_levels = settings.num_levels
+    return [
+        range(1, count + 1),
+        [item.id for item in items],
+        candidates.scores.tolist(),
+        [item.modality for item in items],
+        [item.text for item in items],
+        [item.image for item in items],
+        fields,
+        [
+            tuple(segment.table.ids[row, :num_levels].tolist())
+            for segment, row in zip(segments, id_rows, strict=True)
+        ],
+        decoded,
+        _with_none(candidates.probabilities if query.is_measured else None, count),
+        [passage for passage, _ in passages],
+        least_scores,
+        _with_none(candidates.excess, count),
+        [moment for _, moment in passages],
+        [_matched_sources(item, words) for item in items] if words else [()] * count,
+    ]
 
 
 def _row_of_words(item: Item, segment: Segment, row: int, owner: int, words: Sequence[str]) -> int:
