@@ -1,6 +1,7 @@
 /* Ranking by embeddings
 
-   Whole embeddings (16 bits): score = factor * (q · embedding). Residuals of fewer bits:
+   Whole embeddings (16 bits): score = factor * (q · embedding) / |embedding|. Residuals of fewer
+   bits:
 
      score = q · (vector of the ID) + scale * step * (rounded query · n)
 
@@ -99,7 +100,7 @@ static void score_embeddings(const Model *m, const Request *request, const float
       const Hit *hit = hits + i + j;
       const Part *part = w->parts + hit->part;
       scores[i + j] = bits < 16 ? (float)sums[j] * step * half_to_float(part->scales[hit->item])
-                                : multiply_row(rows[j], query, m->dim, 1) * factor;
+                                : multiply_halves(rows[j], query, m->dim) * factor;
     }
   }
 }

@@ -66,25 +66,38 @@ static inline vec halves_to_floats(const uint16_t *halves) { /* LANES numbers */
   return (vec)((words) __builtin_convertvector(narrow, ints) << 13 & 0x8fffffff) * 0x1p112f;
 }
 
-static inline __attribute__((always_inline)) float multiply_row(const void *row, const float *y,
-                                                                int64_t n, const int is_half) {
+/* Return the product of a query with a stored unit vector in half precision. It is divided by the
+   vector's length, since rounding changes lengths by more than the products of near items differ. */
+static float multiply_halves(const void *row, const float *query, int64_t n) {
   const uint16_t *halves = row;
-  const float *x = row;
+  vec sums[2] = {0}, squares[2] = {0};
+  int64_t i = 0;
+  for (; i + 2 * LANES <= n; i += 2 * LANES)
+    for (int j = 0; j < 2; j++) {
+      vec numbers = halves_to_floats(halves + i + j * LANES);
+      sums[j] += numbers * *(const vec *)(query + i + j * LANES);
+      squares[j] += numbers * numbers;
+    }
+  float sum = sum_lanes(sums[0] + sums[1]), square = sum_lanes(squares[0] + squares[1]);
+  for (; i < n; i++) {
+    float number = half_to_float(halves[i]);
+    sum += number * query[i];
+    square += number * number;
+  }
+  return square > 0 ? sum / sqrtf(square) : 0;
+}
+
+static float dot(const float *x, const float *y, int64_t n) {
   vec sums[4] = {0};
   int64_t i = 0;
   for (; i + 4 * LANES <= n; i += 4 * LANES)
-    for (int j = 0, at = (int)i; j < 4; j++, at += LANES)
-      sums[j] += (is_half ? halves_to_floats(halves + at) : *(const vec *)(x + at)) *
-                 *(const vec *)(y + at);
-  for (; i + LANES <= n; i += LANES)
-    sums[0] +=
-        (is_half ? halves_to_floats(halves + i) : *(const vec *)(x + i)) * *(const vec *)(y + i);
+    for (int j = 0; j < 4; j++)
+      sums[j] += *(const vec *)(x + i + j * LANES) * *(const vec *)(y + i + j * LANES);
+  for (; i + LANES <= n; i += LANES) sums[0] += *(const vec *)(x + i) * *(const vec *)(y + i);
   float sum = sum_lanes(sums[0] + sums[1] + (sums[2] + sums[3]));
-  for (; i < n; i++) sum += (is_half ? half_to_float(halves[i]) : x[i]) * y[i];
+  for (; i < n; i++) sum += x[i] * y[i];
   return sum;
 }
-
-static float dot(const float *x, const float *y, int64_t n) { return multiply_row(x, y, n, 0); }
 
 static void add_scaled(float *x, float scale, const float *y, int64_t n) {
   for (int64_t i = 0; i < n; i++) x[i] += scale * y[i];

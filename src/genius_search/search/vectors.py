@@ -1,8 +1,9 @@
 """Memory-mapped arrays, and stored embeddings with 16, 8, 4, 2 or 1 bits per number.
 
-With 16 bits, an embedding is stored in half precision. With fewer bits, its residual is stored: the
-part r of the embedding that the code vectors of its ID do not explain. Each number of the residual
-becomes an odd integer, and the whole residual has one scale::
+With 16 bits, an embedding is stored in half precision, and has length 1 again when it is read. With
+fewer bits, its residual is stored: the part r of the embedding that the code vectors of its ID do
+not explain. Each number of the residual becomes an odd integer, and the whole residual has one
+scale::
 
     r ≈ scale · n,   n = odd integers such as −3, −1, 1, 3 (2 bits),   scale = |r|² / (r · n)
 
@@ -24,6 +25,7 @@ from jaxtyping import Float, Float16, Float32, Int16, Int64, Shaped, UInt8
 
 from genius_search.artifact import shape_matches
 from genius_search.errors import ArtifactMismatch, ArtifactMissing
+from genius_search.nn.codebooks import normalize
 from genius_search.nn.fine import FineCodes, unpack_fine_codes
 
 if TYPE_CHECKING:
@@ -258,6 +260,14 @@ def _quantize_block(
     return values, scales, lengths
 
 
+def restore_lengths(values: Float16[np.ndarray, "rows dim"]) -> Float32[np.ndarray, "rows dim"]:
+    """Return unit vectors that were stored in half precision.
+
+    Rounding changes lengths by up to 5e-4, which is more than the products of near items differ.
+    """
+    return normalize(values.astype(np.float32))
+
+
 def stored_width(dim: int, bits: EmbeddingBits) -> int:
     """Return the length of the stored row of a vector with ``dim`` numbers."""
     return -(-dim * bits // 8) if is_residual(bits) else dim
@@ -359,10 +369,10 @@ class StoredVectors:
         self._fine = fine
 
     def __call__(self, rows: Int64[np.ndarray, " rows"]) -> Float32[np.ndarray, "rows dim"]:
-        """Return the vectors of item rows, whose length is only approximately 1."""
+        """Return the vectors of item rows; those of residuals are only approximately 1 long."""
         values = self._values[rows]
         if self._scales is None:
-            return np.asarray(values, dtype=np.float32)
+            return restore_lengths(values)
         vectors = self._coded_vectors(rows)
         residuals = dequantize(Quantized(values, self._scales[rows]), self.bits, vectors.shape[1])
         weights = self._ranker.spread.residuals

@@ -45,10 +45,10 @@ def test_few_numbers_get_eight_bits_where_four_lose_more_than_a_fiftieth(tmp_pat
     assert index._snapshot.manifest.embedding_bits == 8
 
 
-@pytest.mark.parametrize("items", [600, 1_500])
-def test_close_items_are_found_by_their_vectors(items, tmp_path):
+@pytest.mark.parametrize(("items", "bits"), [(600, None), (600, 16), (1_500, None)])
+def test_close_items_are_found_by_their_vectors(items, bits, tmp_path):
     vectors = np.exp(4 * draw(1, 30)) * np.exp(0.1 * draw(items, 30, seed=1))
-    index = Index.from_vectors(tmp_path / "i", vectors.astype(np.float32))
+    index = Index.from_vectors(tmp_path / "i", vectors.astype(np.float32), embedding_bits=bits)
     firsts = index.search_vectors(vectors, k=1)
     are_found = [int(hit.id) == row for row, (hit,) in enumerate(firsts)]
     assert np.mean(are_found) > 0.995
