@@ -293,7 +293,8 @@ class Index:
         embedding_bits
             Bits per number of a stored embedding. 16 stores the embedding; 8, 4, 2 or 1 store the
             residual, for fused embeddings only. Default: 16 with a model and for raw embeddings;
-            with an encoder, 8 bits, 4 from 16,385 items on, or 2 from a million on.
+            with an encoder, 8 bits, 4 from 16,385 items on, or 2 from a million on; more where
+            these keep too few of the nearest items.
         levels
             Number of semantic codes in an ID, one byte each; only with an encoder. By default, IDs
             have one or two codes, and fine codes of four bits follow them, which a search without a

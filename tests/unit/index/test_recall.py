@@ -45,6 +45,14 @@ def test_few_numbers_get_eight_bits_where_four_lose_more_than_a_fiftieth(tmp_pat
     assert index._snapshot.manifest.embedding_bits == 8
 
 
+def test_vectors_whose_nearest_ten_eight_bits_lose_are_stored_whole(tmp_path):
+    vectors = np.eye(512)[np.random.default_rng(0).integers(0, 512, 500)]
+    index = Index.from_vectors(tmp_path / "i", vectors.astype(np.float32))
+    assert index._snapshot.manifest.embedding_bits == 16
+    index = Index.from_vectors(tmp_path / "j", draw(500, 512))
+    assert index._snapshot.manifest.embedding_bits == 8
+
+
 @pytest.mark.parametrize(("items", "bits"), [(600, None), (600, 16), (1_500, None)])
 def test_close_items_are_found_by_their_vectors(items, bits, tmp_path):
     vectors = np.exp(4 * draw(1, 30)) * np.exp(0.1 * draw(items, 30, seed=1))
