@@ -36,6 +36,7 @@ from genius_search.errors import BadData, BadImage, GeniusError, UsageError
 from genius_search.index.items import Item
 from genius_search.index.measure import (
     choose_embedding_bits,
+    measure_bits,
     measure_least_scores,
     measure_recall,
 )
@@ -809,16 +810,20 @@ def _own_manifest(
 ) -> IndexManifest:
     """Return the first manifest of an index whose model was fitted to its items.
 
-    Unless the caller chose the bits of fused embeddings, they are measured on the features.
+    The bits of fused embeddings are measured on the features and, unless the caller chose them,
+    chosen.
     """
     num_fitted = len(pool_changes.features)
-    if bits is None and embeddings in (None, "fused"):
+    kept_by_bits = 1.0
+    if embeddings in (None, "fused"):
         sample = draw_embeddings(pool_changes.features)
-        bits = choose_embedding_bits(
-            model, *sample, default=default_bits(num_fitted), recall=recall
-        )
+        if bits is None:
+            measured = choose_embedding_bits(model, *sample, default_bits(num_fitted), recall)
+        else:
+            measured = measure_bits(model, *sample, bits)
+        bits, kept_by_bits, _ = measured
     manifest = new_manifest(model, embeddings, bits, fitted_to=num_fitted)
-    return manifest.replace(model=OWN_MODEL, recall=recall)
+    return manifest.replace(model=OWN_MODEL, recall=recall, kept_by_bits=kept_by_bits)
 
 
 def _clean_up(writer: Writer, *, is_new_folder: bool) -> None:

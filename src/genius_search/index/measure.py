@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int8, Shaped
@@ -37,6 +37,7 @@ from genius_search.search.vectors import (
     EmbeddingBits,
     decode_lengths,
     dequantize,
+    is_residual,
     quantize,
     quantize_with_lengths,
     restore_lengths,
@@ -63,6 +64,8 @@ Eight bits keep .996 of pictures by CLIP; of the unit vectors of 1,024 axes .84,
 number of a residual sets the step of all."""
 MIN_GAIN: Final = 0.01
 """Minimum gain in agreement for which eight bits become sixteen."""
+PRECISE_BITS: Final = 8
+"""Fewer bits save memory at the expense of nearest items."""
 FEW_NUMBERS: Final = 64
 MIN_KEPT_OF_FEW_NUMBERS: Final = 0.98
 """Minimum agreement of four bits where an embedding has at most :data:`FEW_NUMBERS` numbers: more
@@ -108,14 +111,24 @@ def blur(items: Float32[np.ndarray, "items dim"]) -> Float32[np.ndarray, "items 
     return np.asarray(normalize(items + QUERY_NOISE * normalize(noise)), dtype=np.float32)
 
 
+class MeasuredBits(NamedTuple):
+    """Agreement of stored embeddings with true ones, for a number of bits."""
+
+    bits: EmbeddingBits
+    kept: float = 1.0
+    """Share of the nearest ten items that exact search over the stored embeddings finds."""
+    finds_items: bool = True
+    """Whether each item is the first hit for its vector; with one or two bits it need not be."""
+
+
 def choose_embedding_bits(
     model: Genius,
     embeddings: Float32[np.ndarray, "items dim"],
     modalities: Int8[np.ndarray, " items"],
     default: EmbeddingBits,
     recall: float | None = None,
-) -> EmbeddingBits:
-    """Return the bits of each number of stored embeddings: the default of 2, 4 or 8, or more.
+) -> MeasuredBits:
+    """Choose the bits of each number of stored embeddings: the default of 2, 4 or 8, or more.
 
     Two bits are enough if they keep enough of the nearest ten items; with more, each item must
     also be the first hit for its vector. Eight become sixteen only if these mend it, or keep
@@ -126,28 +139,44 @@ def choose_embedding_bits(
     embeddings, modalities
         Unit vectors of the pool's items, or of a sample.
     recall
-        Minimum share of the nearest ten items; by default :data:`MIN_KEPT_BY_BITS`, or
-        :data:`MIN_KEPT_OF_FEW_NUMBERS`.
+        Minimum share of the nearest ten items that searches shall find, of which bits may lose
+        half of the rest; by default :data:`MIN_KEPT_BY_BITS`, or :data:`MIN_KEPT_OF_FEW_NUMBERS`.
     """
-    sample = np.random.default_rng(0).permutation(len(embeddings))[:MAX_BITS_SAMPLE]
-    if len(sample) < MIN_MEASURED_ITEMS or default not in MORE_BITS:
-        return default
-    items = np.asarray(embeddings[sample], dtype=np.float32)
-    bits = default
-    while bits in MORE_BITS:
-        rounded = _round_embeddings(model, items, modalities[sample], bits)
-        target = _min_agreement(bits, items.shape[1]) if recall is None else recall
-        agreement = _measure_agreement(items, rounded)
-        finds_items = _find_themselves(items, rounded, bits)
-        if agreement >= target and finds_items:
+    measure = partial(measure_bits, model, embeddings, modalities)
+    chosen = measure(default)
+    while chosen.bits in MORE_BITS:
+        least = _min_agreement(chosen.bits, embeddings.shape[1])
+        if recall is not None:
+            least = halve_loss(recall)
+        if chosen.kept >= least and chosen.finds_items:
             break
-        if bits == 8:
-            halves = restore_lengths(quantize(items, 16).values)
-            keeps_more = _measure_agreement(items, halves) >= agreement + MIN_GAIN
-            finds_more = not finds_items and _find_themselves(items, halves, 16)
-            return 16 if keeps_more or finds_more else 8
-        bits = MORE_BITS[bits]
-    return bits
+        more = measure(MORE_BITS[chosen.bits])
+        finds_more = more.finds_items > chosen.finds_items
+        if more.bits == 16 and not finds_more and more.kept < chosen.kept + MIN_GAIN:
+            break
+        chosen = more
+    return chosen
+
+
+def measure_bits(
+    model: Genius,
+    embeddings: Float32[np.ndarray, "items dim"],
+    modalities: Int8[np.ndarray, " items"],
+    bits: EmbeddingBits,
+) -> MeasuredBits:
+    """Measure what a sample of the embeddings keeps with these bits; few items are not measured."""
+    sample = np.random.default_rng(0).permutation(len(embeddings))[:MAX_BITS_SAMPLE]
+    if len(sample) < MIN_MEASURED_ITEMS:
+        return MeasuredBits(bits)
+    items = np.asarray(embeddings[sample], dtype=np.float32)
+    rounded = _round_embeddings(model, items, modalities[sample], bits)
+    agreement = _measure_agreement(items, rounded)
+    return MeasuredBits(bits, agreement, bits < 4 or _find_themselves(items, rounded))
+
+
+def halve_loss(recall: float) -> float:
+    """Return the recall of an index that loses half as much: (1 + recall) / 2."""
+    return (1 + recall) / 2
 
 
 def _min_agreement(bits: EmbeddingBits, dim: int) -> float:
@@ -172,13 +201,9 @@ def _measure_agreement(
 
 
 def _find_themselves(
-    items: Float32[np.ndarray, "items dim"],
-    rounded: Float32[np.ndarray, "items dim"],
-    bits: EmbeddingBits,
+    items: Float32[np.ndarray, "items dim"], rounded: Float32[np.ndarray, "items dim"]
 ) -> bool:
-    """Return whether each item is the first hit for its vector; with two bits, it need not be."""
-    if bits == 2:
-        return True
+    """Return whether each item is the first hit for its vector."""
     first_hits = (items[:NUM_RECALL_QUERIES] @ rounded.T).argmax(axis=1)
     cosines = np.vecdot(items[:NUM_RECALL_QUERIES], items[first_hits])
     return bool((cosines > 1 - MAX_COSINE_GAP).all())
@@ -191,6 +216,8 @@ def _round_embeddings(
     bits: EmbeddingBits,
 ) -> Float32[np.ndarray, "items dim"]:
     """Return embeddings as an index restores them: the ID's vector plus the stored residual."""
+    if not is_residual(bits):
+        return restore_lengths(quantize(embeddings, bits).values)
     encoded = Coder(model.codebooks).encode_items(embeddings, modalities)
     vectors = model.codebooks.vectors(encoded.all_codes)
     correction = model.ranker.spread.residuals
@@ -208,6 +235,9 @@ def _round_embeddings(
 def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
     """Choose how many embeddings a search compares, and measure its agreement with exact search.
 
+    The true embeddings may be gone, so the agreement with the stored ones is multiplied by the
+    share that their bits kept when they were chosen.
+
     Unless the caller chose an agreement, the vector of each item must also find it, which fails in
     dense clusters of small pools if too few are compared.
 
@@ -221,9 +251,11 @@ def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
     if not compares_embeddings or num_rows < MIN_MEASURED_ITEMS:
         return None
     trial = _Trial(model, snapshot)
-    target = snapshot.manifest.recall
-    if target is None:
-        target = MIN_KEPT if num_rows <= MAX_EXHAUSTIVE_POOL else MIN_KEPT_OF_LARGE
+    kept_by_bits = snapshot.manifest.kept_by_bits
+    target = MIN_KEPT if num_rows <= MAX_EXHAUSTIVE_POOL else MIN_KEPT_OF_LARGE
+    if snapshot.manifest.recall is not None:
+        recall = snapshot.manifest.recall
+        target = min(recall / max(kept_by_bits, recall), halve_loss(recall))
     must_find_items = snapshot.manifest.recall is None and num_rows <= MAX_EXHAUSTIVE_POOL
     uncorrected = dataclasses.replace(settings, density_weight=0.0)
     agreement = trial.measure(uncorrected)
@@ -237,16 +269,19 @@ def measure_recall(model: Genius, snapshot: Snapshot) -> Measured | None:
         agreement = trial.measure(uncorrected)
     default_weight = settings.density_weight
     corrected = trial.measure(settings)
+    # A smaller weight does not undo the loss of few bits, and finds fewer right answers.
+    is_precise = snapshot.manifest.embedding_bits >= PRECISE_BITS
+    counted = kept_by_bits if is_precise else 1.0
     if num_rows <= MAX_EXHAUSTIVE_POOL:
-        while corrected < MIN_KEPT_WITH_DENSITIES and settings.density_weight:
+        while counted * corrected < MIN_KEPT_WITH_DENSITIES and settings.density_weight:
             settings = _reduce_density_weight(settings)
             corrected = trial.measure(settings)
     return Measured(
         items=num_rows,
         queries=len(trial.queries),
         shortlist=settings.shortlist,
-        kept=agreement,
-        kept_with_densities=corrected,
+        kept=kept_by_bits * agreement,
+        kept_with_densities=kept_by_bits * corrected,
         margin=None if settings.margin == default_margin else settings.margin,
         density_weight=None
         if settings.density_weight == default_weight

@@ -409,8 +409,7 @@ class Measured:
     shortlist: int
     """Number of items that are compared by their embeddings; 0 stands for all."""
     kept: float
-    """Share of the ten nearest stored embeddings that a search finds without the correction for
-    hubs."""
+    """Share of the ten nearest items that a search finds without the correction for hubs."""
     kept_with_densities: float
     """That share with the correction for hubs, the default, which prefers other items on
     purpose."""
@@ -506,6 +505,11 @@ class IndexManifest(BaseModel):
     :func:`genius_search.index.measure.measure_least_scores`."""
     recall: Annotated[FiniteFloat | None, Field(exclude_if=lambda value: value is None)] = None
     """Share of exact search's first ten that searches shall find; None for the default."""
+    kept_by_bits: Annotated[FiniteFloat, Field(ge=0, le=1, exclude_if=lambda value: value == 1)] = (
+        1.0
+    )
+    """Share of the ten nearest items that exact search over the stored embeddings finds, measured
+    when their bits were chosen."""
     measured: Annotated[Measured | None, Field(exclude_if=lambda value: value is None)] = None
 
     @model_validator(mode="after")

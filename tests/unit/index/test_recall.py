@@ -45,6 +45,19 @@ def test_few_numbers_get_eight_bits_where_four_lose_more_than_a_fiftieth(tmp_pat
     assert index._snapshot.manifest.embedding_bits == 8
 
 
+def test_the_measured_share_counts_what_bits_lose(tmp_path):
+    vectors = draw(2_000, 64)
+    index = Index.from_vectors(tmp_path / "i", vectors, embedding_bits=2)
+    noise = draw(200, 64, seed=1)
+    queries = vectors[:200] / np.linalg.norm(vectors[:200], axis=1, keepdims=True)
+    queries += 0.3 * noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    share = share_of_ten(index, vectors, queries)
+    assert share < 0.9
+    assert index.info().measured.kept_with_densities == pytest.approx(share, abs=0.05)
+    index.refit()
+    assert index.info().measured.kept_with_densities < 0.9
+
+
 def test_vectors_whose_nearest_ten_eight_bits_lose_are_stored_whole(tmp_path):
     vectors = np.eye(512)[np.random.default_rng(0).integers(0, 512, 500)]
     index = Index.from_vectors(tmp_path / "i", vectors.astype(np.float32))
