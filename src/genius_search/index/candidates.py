@@ -21,7 +21,7 @@ from genius_search.index.score import RANGE_DEPTH, append_candidates
 from genius_search.index.snapshot import Snapshot
 from genius_search.index.words import WordMatches, pack_locations, rows_of_segment
 from genius_search.model import Genius
-from genius_search.search.kernel import CompiledSearch, search_segments
+from genius_search.search.kernel import CompiledSearch, PreparedSearch, search_segments
 from genius_search.search.rank import Candidates, Evidence
 from genius_search.search.table import Allowed, Restriction
 
@@ -53,10 +53,6 @@ class CandidateSearch:
         return self._snapshot.evidence(self._model.ranker)
 
     @cached_property
-    def _max_plain_hits(self) -> int:
-        return self._max_rows(self._settings)
-
-    @cached_property
     def _compiled(self) -> CompiledSearch | None:
         return self._model.compiled_search_for(self._settings)
 
@@ -74,12 +70,19 @@ class CandidateSearch:
             self._evidence,
         )
 
-    def search_plainly(self, query: EncodedQuery) -> Candidates | None:
-        """Return the hits of a query if one search finds them as :meth:`rank` does, else None."""
-        if query.k > self._max_plain_hits:
+    def prepare(self, query: EncodedQuery) -> PreparedSearch | None:
+        """Return a search for queries that differ from one in their vectors alone.
+
+        If it finds ``k`` items, they are those of :meth:`rank`. None if there is no such search.
+        """
+        segments, evidence = self._snapshot.searched_segments, self._evidence
+        settings, compiled = self._settings, self._compiled
+        if compiled is None or not compiled.supports(segments, settings, evidence.embeddings):
             return None
-        [candidates] = self.search_once([query])
-        return candidates if len(candidates.items) >= query.k else None
+        lacks_embeddings = settings.rerank == "embeddings" and evidence.embeddings is None
+        if lacks_embeddings or query.k > self._max_rows(settings):
+            return None
+        return compiled.prepare(segments, query, settings, evidence)
 
     def rank(
         self,

@@ -184,13 +184,18 @@ class QueryEncoder:
                         feature=feature,
                         is_measured=limits.is_measured,
                     )
-                    for limits in self._limits_of_vectors
+                    for limits in self.limits_of_vectors
                 ]
             )
         return all_queries
 
+    def encode_vector(self, vector: Vector) -> PartVectors:
+        """Return the fused embedding of a vector, and the vector that a search compares."""
+        fused, feature = self._vectors_of_feature(as_numbers(vector, "the query's vector"))
+        return fused, feature if self._compares_features else fused
+
     @cached_property
-    def _limits_of_vectors(self) -> list[EncodedQuery]:
+    def limits_of_vectors(self) -> list[EncodedQuery]:
         """The queries of a request for a vector alone, without their vectors."""
         with check_files_on_error(self._snapshot):
             request = SearchRequest(vector=(0.0,))

@@ -377,7 +377,7 @@ def _read_columns(
     item_rows = candidates.items.tolist()
     id_rows = candidates.id_rows.tolist()
     words = () if query.words is None else query.words.words
-    if query.words is not None:
+    if query.words is not None and snapshot.has_moments:
         item_rows = [
             row if segment.moments is None else _row_of_words(item, segment, row, owner, words)
             for item, segment, row, owner in zip(

@@ -1172,7 +1172,7 @@ class Index:
             "group_by": group_by,
         }
         if vector is not None and query is None and image is None and options == DEFAULT_OPTIONS:
-            return searcher.search_vectors([vector], k)[0]
+            return searcher.search_vector(vector, k)
         options |= {"image": image, "vector": vector, "hybrid": hybrid, "k": k}
         if not isinstance(query, list | tuple):
             return searcher.search([as_request(query, options)])[0]
@@ -1188,7 +1188,10 @@ class Index:
         rows = as_matrix(vectors, "the vectors") if len(np.atleast_1d(vectors)) else ()
         searcher = self._current_searcher(config)
         if not options.keys() - {"k"}:
-            return HitsOfQueries(searcher.search_vectors(rows, options.get("k", 10)))
+            k = options.get("k", 10)
+            if len(rows) == 1:
+                return HitsOfQueries([searcher.search_vector(row, k) for row in rows])
+            return HitsOfQueries(searcher.search_vectors(rows, k))
         requests = [SearchRequest(**{**options, "vector": row}) for row in rows]
         return HitsOfQueries(searcher.search(requests))
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Float32, Int64
 
+from genius_search.border import check_range
 from genius_search.config import SearchConfig
 from genius_search.index.candidates import CandidateSearch
 from genius_search.index.encode import EncodedQuery, QueryEncoder
@@ -52,6 +53,7 @@ from genius_search.index.store import score_settings
 from genius_search.index.words import WordMatches, pack_location
 from genius_search.model import Genius
 from genius_search.nn.codebooks import normalize
+from genius_search.search.kernel import PreparedSearch
 from genius_search.search.rank import Candidates
 
 if TYPE_CHECKING:
@@ -65,6 +67,14 @@ class SearchResult(NamedTuple):
     """Best first."""
     num_ranked: int
     """Number of items that were ranked by codes."""
+
+
+class PlainSearch(NamedTuple):
+    """A search for a vector alone that finds all hits at once."""
+
+    query: EncodedQuery
+    """The query without its vectors."""
+    prepared: PreparedSearch
 
 
 RankedQuery: TypeAlias = tuple[EncodedQuery, Candidates, float]
@@ -106,6 +116,7 @@ class SnapshotSearcher:
         )
         self._encoder = QueryEncoder(model, snapshot, self.config, self._calibration)
         self._candidates = CandidateSearch(model, snapshot, self.config)
+        self._plain_search: PlainSearch | None = None
 
     @cached_property
     def _spread(self) -> ProductSpread:
@@ -143,30 +154,40 @@ class SnapshotSearcher:
     def search_vectors(self, vectors: Iterable[Vector], k: int) -> list[Hits]:
         """Search for vectors without conditions, as :meth:`search` with a request for each."""
         queries = self._encoder.encode_vectors(vectors, k)
-        hits = self._find_plain_hits(queries)
-        if hits is not None:
-            return [hits]
         calibration = self.snapshot.manifest.calibration
         return [Hits(hits, calibration=calibration) for hits in self._find_hits(queries)]
 
-    def _find_plain_hits(self, queries: Sequence[Sequence[EncodedQuery]]) -> Hits | None:
-        """Return the hits of a vector alone if the first search finds all of them, else None.
+    def search_vector(self, vector: Vector, k: int) -> Hits:
+        """Search for a vector without conditions.
 
-        This is :meth:`_find_hits` without what such a query does not need, which takes as long in
-        Python as the search of a small pool.
+        Later searches repeat nothing that is the same for every vector, since that would take half
+        as long in Python as the search of a small pool.
         """
-        if len(queries) != 1 or not self.snapshot.segments or self.snapshot.max_passages:
+        check_range("k", k, 1)
+        plain = self._plain_search  # another thread may replace it
+        if plain is None or plain.query.k != k:
+            plain = self._plain_search = self._prepare_plain_search(k)
+        if plain is not None and self.choices is None:
+            query, prepared = plain
+            vectors = self._encoder.encode_vector(vector)
+            with check_files_on_error(self.snapshot):
+                candidates = prepared.search(*vectors)
+            if len(candidates.items) >= k:
+                return Hits(make_hits(self.snapshot, self._hit_settings, query, candidates))
+        return self.search_vectors([vector], k)[0]
+
+    def _prepare_plain_search(self, k: int) -> PlainSearch | None:
+        """Return the search for ``k`` hits of a vector; None if it takes further steps."""
+        snapshot = self.snapshot
+        is_plain = snapshot.segments and not snapshot.max_passages
+        if not is_plain or snapshot.manifest.calibration is not None:
             return None
-        if len(queries[0]) != 1 or self.choices is not None:
+        if len(self._encoder.limits_of_vectors) != 1:
             return None
-        if self.snapshot.manifest.calibration is not None:
-            return None
-        [query] = queries[0]
-        with check_files_on_error(self.snapshot):
-            candidates = self._candidates.search_plainly(query)
-        if candidates is None:
-            return None
-        return Hits(make_hits(self.snapshot, self._hit_settings, query, candidates))
+        query = dataclasses.replace(self._encoder.limits_of_vectors[0], k=k)
+        with check_files_on_error(snapshot):
+            prepared = self._candidates.prepare(query)
+        return None if prepared is None else PlainSearch(query, prepared)
 
     def encode(self, requests: Sequence[SearchRequest]) -> list[list[EncodedQuery]]:
         """Encode requests without alternatives; see :meth:`QueryEncoder.encode`."""

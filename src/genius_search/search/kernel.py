@@ -276,6 +276,31 @@ class _FirstCodes(NamedTuple):
     """The codes as :data:`_CodeBits`."""
 
 
+class PreparedSearch(NamedTuple):
+    """A search in the compiled library of which all is ready but the vectors of the query."""
+
+    compiled: CompiledSearch
+    packed: PackedSegments
+    request: bytes
+    compares_fused: bool
+    """Whether the library reads the fused embedding in place of the compared vector, too."""
+
+    def search(
+        self, fused: Float32[np.ndarray, " dim"], compared: Float32[np.ndarray, " dim"]
+    ) -> Candidates:
+        """Find the best items for a query."""
+        fused_bytes = np.asarray(fused, dtype=np.float32).tobytes()
+        compared_bytes = fused_bytes
+        if not self.compares_fused:
+            compared_bytes = np.asarray(compared, dtype=np.float32).tobytes()
+        parts = self.packed.parts
+        num_segments = len(parts) // ctypes.sizeof(_Part)
+        [candidates] = self.compiled._call_library(  # noqa: SLF001  of this module
+            parts, num_segments, self.request, fused_bytes, compared_bytes, 1
+        )
+        return candidates
+
+
 _free_works: Final[list[_Work]] = []
 """Memory of the library's searches that no search uses now; a search takes one and returns it."""
 
@@ -387,7 +412,7 @@ class CompiledSearch:
         belong to the first restriction, parts 3, 4 and 5 to the second, and so on.
         """
         vectors = evidence.embeddings if config.rerank == "embeddings" else None
-        bits = vectors[0].bits if vectors and isinstance(vectors[0], StoredVectors) else 16
+        bits = _bits_of(vectors)
         packed_of: dict[int, tuple[int, PackedSegments]] = {}
         requests = []
         for query in queries:
@@ -395,12 +420,7 @@ class CompiledSearch:
                 packed = _pack_segments(segments, query.restriction, vectors, evidence, self._grid)
                 packed_of[id(query.restriction)] = len(packed_of) * len(segments), packed
             first_part, packed = packed_of[id(query.restriction)]
-            settings = config
-            if self._grid is not None and query.restriction is not None:
-                settings = narrow_search(config, packed.num_items, packed.num_allowed)
-            requests.append(
-                self._request(query, settings, evidence, bits, first_part, packed.num_items)
-            )
+            requests.append(self._request(query, config, evidence, bits, first_part, packed))
         fused = [np.asarray(query.fused, dtype=np.float32).tobytes() for query in queries]
         compared = fused
         if vectors is not None and bits not in RESIDUAL_BITS:
@@ -414,6 +434,20 @@ class CompiledSearch:
             len(requests),
         )
 
+    def prepare(
+        self,
+        segments: Sequence[SearchSegment],
+        query: SearchQuery,
+        config: SearchSettings,
+        evidence: Evidence,
+    ) -> PreparedSearch:
+        """Return the search for queries that differ from one in their vectors alone."""
+        vectors = evidence.embeddings if config.rerank == "embeddings" else None
+        bits = _bits_of(vectors)
+        packed = _pack_segments(segments, query.restriction, vectors, evidence, self._grid)
+        request = self._request(query, config, evidence, bits, 0, packed)
+        return PreparedSearch(self, packed, request, vectors is None or bits in RESIDUAL_BITS)
+
     def _request(
         self,
         query: SearchQuery,
@@ -421,17 +455,15 @@ class CompiledSearch:
         evidence: Evidence,
         bits: int,
         first_part: int,
-        num_items: int,
+        packed: PackedSegments,
     ) -> bytes:
         """Return the request of a query; the last one is cached, since most are alike.
 
-        Parameters
-        ----------
-        bits
-            Bits per number of the stored embeddings.
-        num_items
-            Maximum number of hits that the library has memory for.
+        ``bits`` are those per number of the stored embeddings.
         """
+        num_items = packed.num_items  # the library has memory for as many hits
+        if self._grid is not None and query.restriction is not None:
+            config = narrow_search(config, num_items, packed.num_allowed)
         key = (
             config,
             query.level0,
@@ -530,6 +562,11 @@ class CompiledSearch:
             return _read_candidates(work, num_queries, self._num_levels)
         finally:
             _free_works.append(work)
+
+
+def _bits_of(vectors: Sequence[VectorReader] | None) -> int:
+    """Return the bits per number of the stored embeddings; 16 without them."""
+    return vectors[0].bits if vectors and isinstance(vectors[0], StoredVectors) else 16
 
 
 def _addresses(arrays: dict[str, np.ndarray]) -> dict[str, int]:
