@@ -329,6 +329,8 @@ LARGE_MARGIN_GROWTH: Final = 1.0
 """Increase of the margin up to a pool of a million items, since the correction for hubs, which
 grows, too, raises items of worse cells (docs/lab/log.md). In ten million items, another 1 took 2.5
 times as long and found no more right answers."""
+WIDEST_MARGIN_POOL: Final = 1_000_000
+"""Number of items from which on the margin no longer grows."""
 MAX_SCANNED_SHARE: Final = 4
 """In pools above :data:`MAX_EXHAUSTIVE_POOL`, at most one item in this many is scanned."""
 
@@ -344,15 +346,18 @@ def narrow_search(settings: SearchSettings, items: int, allowed: int) -> SearchS
     The allowed items are like a smaller pool, whose searches need a smaller margin and a shorter
     shortlist (:func:`default_cell_search`). Since they may also be unlike the query, both shrink by
     half as much: where a tenth of a million items is allowed, the margin by
-    :data:`LARGE_MARGIN_GROWTH` / 2 and the shortlist by half.
+    :data:`LARGE_MARGIN_GROWTH` / 2 and the shortlist by half. Where a hundredth is allowed, both
+    are those of small pools.
     """
-    difference = _largeness(items) - _largeness(allowed)
-    if not difference or settings.shortlist >= allowed:
+    if items <= MAX_EXHAUSTIVE_POOL or settings.shortlist >= allowed:
         return settings
+    decades = max(0.0, math.log10(min(items, WIDEST_MARGIN_POOL) / allowed))
+    margin = settings.margin - LARGE_MARGIN_GROWTH * decades / 2
+    shortlist = math.ceil(settings.shortlist / math.sqrt(LARGE_SHORTLIST_GROWTH) ** decades)
     return dataclasses.replace(
         settings,
-        margin=max(0.0, settings.margin - LARGE_MARGIN_GROWTH * difference / 2),
-        shortlist=math.ceil(settings.shortlist / math.sqrt(LARGE_SHORTLIST_GROWTH) ** difference),
+        margin=max(margin, min(settings.margin, CELL_MARGIN)),
+        shortlist=max(shortlist, min(settings.shortlist, CELL_SHORTLIST)),
     )
 
 

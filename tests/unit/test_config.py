@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from genius_search.cli.options import read_toml, to_toml
 from genius_search.config import (
+    CELL_MARGIN,
+    CELL_SHORTLIST,
     PAPER_SEARCH,
     FusionConfig,
     SearchConfig,
@@ -166,6 +168,9 @@ def test_a_search_of_few_allowed_items_of_a_large_pool_leaves_out_more():
     settings = default_cell_search(1_000_000)
     narrowed = narrow_search(settings, 1_000_000, 100_000)
     assert (narrowed.margin, narrowed.shortlist) == (settings.margin - 0.5, settings.shortlist / 2)
+    hundredth, few = (narrow_search(settings, 1_000_000, allowed) for allowed in (10_000, 1000))
+    assert (hundredth.margin, hundredth.shortlist) == (CELL_MARGIN, CELL_SHORTLIST)
+    assert few == hundredth
     assert narrow_search(settings, 1_000_000, 1_000_000) == settings
     assert narrow_search(settings, 1_000_000, settings.shortlist) == settings
     small = default_cell_search(100_000)
