@@ -47,6 +47,7 @@ typedef struct {
   float unit;                 /* bases of cells are multiplied by this and rounded */
   int16_t first[CODES] __attribute__((aligned(64)));  /* bases of codes, in this unit */
   int16_t second[CODES] __attribute__((aligned(64)));
+  int32_t best_second;        /* the best of these */
   int16_t cost_factor;        /* of the costs of cells */
   int32_t best;               /* the best base of a cell */
   float smallest;             /* sum of the smallest numbers of tables */
@@ -149,8 +150,11 @@ static void round_bases(CellScan *scan) {
   scan->unit = range > 0 ? UNIT_RANGE / range : 1;
   scan->cost_factor = (int16_t)lrintf(m->largest_cell_cost * scan->unit);
   const float *second = products + m->grid[0] + m->grid[1];
-  for (int64_t c = 0; c < CODES; c++)
+  scan->best_second = NO_LIMIT;
+  for (int64_t c = 0; c < CODES; c++) {
     scan->second[c] = (int16_t)(c < m->grid[2] ? lrintf(second[c] * scan->unit) : 0);
+    if (c < m->grid[2] && scan->second[c] > scan->best_second) scan->best_second = scan->second[c];
+  }
 }
 
 /* Set the bases of first codes for a modality's code. */
@@ -201,20 +205,22 @@ static int list_cells(CellScan *scan, int64_t modality, int32_t low, int32_t hig
   }
   int32_t *cells = w->cells.at;
   int16_t *bases = w->bases.at;
-  const int16_t *costs = m->cell_costs + origin;
+  const int16_t *costs = m->cell_costs + origin, *least = m->least_costs + modality * m->grid[1];
   for (int64_t a = 0; a < m->grid[1]; a++) {
     int64_t b = 0;
+    if (scan->first[a] + scan->best_second - scale_cost(least[a], scan->cost_factor) <= low)
+      continue; /* no cell with this first code is good enough */
 #ifdef __AVX2__
     __m256i first = _mm256_set1_epi16(scan->first[a]);
     __m256i factor = _mm256_set1_epi16(scan->cost_factor);
-    __m256i least = _mm256_set1_epi16((int16_t)low), most = _mm256_set1_epi16((int16_t)high);
+    __m256i lowest = _mm256_set1_epi16((int16_t)low), most = _mm256_set1_epi16((int16_t)high);
     for (; b + CELL_LANES <= second_codes; b += CELL_LANES) {
       __m256i cost = _mm256_mulhrs_epi16(
           _mm256_loadu_si256((const __m256i *)(costs + a * second_codes + b)), factor);
       __m256i base = _mm256_sub_epi16(
           _mm256_add_epi16(first, _mm256_load_si256((const __m256i *)(scan->second + b))), cost);
       __m256i good =
-          _mm256_andnot_si256(_mm256_cmpgt_epi16(base, most), _mm256_cmpgt_epi16(base, least));
+          _mm256_andnot_si256(_mm256_cmpgt_epi16(base, most), _mm256_cmpgt_epi16(base, lowest));
       uint32_t bits = (uint32_t)_mm256_movemask_epi8(good) & 0x55555555;
       if (!bits) continue;
       int16_t values[CELL_LANES];
@@ -534,15 +540,21 @@ static float find_code_costs(const CellScan *scan, const Hit *hit) {
    tables; refine_scores() then replaces those of the best hits. */
 static inline __attribute__((always_inline)) int keep_shortlist(CellScan *scan, const int codes) {
   Work *w = scan->work;
-  const Kept *kept = w->kept.at;
-  const int16_t *sums = w->sums.at;
+  Kept *kept = w->kept.at;
+  int16_t *sums = w->sums.at;
   int is_compared = scan->request->compared_k > 0;
-  if (!reserve(&w->hit_buffer, w->num_hits + scan->num_kept, sizeof(Hit))) return NO_MEMORY;
+  int64_t count = 0;
+  for (int64_t i = 0; i < scan->num_kept; i++) { /* without branches, as in partition() */
+    int16_t sum = sums[i];
+    kept[count] = kept[i];
+    sums[count] = sum;
+    count += sum > scan->limit;
+  }
+  if (!reserve(&w->hit_buffer, w->num_hits + count, sizeof(Hit))) return NO_MEMORY;
   Hit *hits = w->hit_buffer.at;
-  for (int64_t i = 0; i < scan->num_kept; i++) {
-    if (i + 8 < scan->num_kept && sums[i + 8] > scan->limit)
+  for (int64_t i = 0; i < count; i++) {
+    if (i + 8 < count)
       __builtin_prefetch(w->parts[kept[i + 8].part].table->items + kept[i + 8].position);
-    if (sums[i] <= scan->limit) continue;
     const Part *part = w->parts + kept[i].part;
     int64_t position = kept[i].position, item = part->table->items[position];
     if (item < 0 || item >= part->table->num_items) return DAMAGED;

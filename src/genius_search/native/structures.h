@@ -118,6 +118,7 @@ typedef struct {
   const int8_t *cell_vectors;   /* code vectors / steps, level after level: [codes][cell_dim] */
   const float *cell_steps;      /* [codes] */
   const int16_t *cell_costs;    /* w |v|^2 / 2 of cells / largest_cell_cost * 32767 */
+  const int16_t *least_costs;   /* the least cost of the cells of each modality and first code */
   const int32_t *sampled_cells; /* first and second codes: [num_sampled][2] */
   const float *fine_vectors;    /* [dim][16] */
   const int32_t *fine_ends;     /* end of the dimensions of each fine code but the last */

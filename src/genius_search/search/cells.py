@@ -81,10 +81,12 @@ class CellGrid:
         num_cells = self.sizes[1] * self.sizes[2]
         sampled = np.random.default_rng(0).permutation(num_cells)[:MAX_SAMPLED_CELLS]
         self._sampled = np.sort(sampled)
+        cell_costs = np.rint(costs / (self.largest_cost or 1) * COST_STEPS).astype(np.int16)
         self.arrays = {
             "cell_vectors": np.ascontiguousarray(np.pad(integers, padding)),
             "cell_steps": np.pad(steps, padding[0]).astype(np.float32),
-            "cell_costs": np.rint(costs / (self.largest_cost or 1) * COST_STEPS).astype(np.int16),
+            "cell_costs": cell_costs,
+            "least_costs": cell_costs.reshape(-1, self.sizes[2]).min(axis=1),
             "sampled_cells": np.stack(np.divmod(self._sampled, self.sizes[2]), axis=1).astype(
                 np.int32
             ),

@@ -238,7 +238,7 @@ class _Model(ctypes.Structure):
         ("fine_codes", ctypes.c_int64),
         ("grid", ctypes.c_int64 * 3),
         *_fields(ctypes.c_int64, "cell_dim num_sampled"),
-        *_fields(ctypes.c_void_p, "cell_vectors cell_steps cell_costs sampled_cells"),
+        *_fields(ctypes.c_void_p, "cell_vectors cell_steps cell_costs least_costs sampled_cells"),
         *_fields(ctypes.c_void_p, "fine_vectors fine_ends fine_norms"),
         *_fields(ctypes.c_float, "norm_weight largest_cell_cost"),
     )
