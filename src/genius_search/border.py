@@ -29,8 +29,10 @@ MAX_SHOWN_CHARACTERS: Final = 60
 """Maximum number of characters of a value that an error message shows."""
 REAL_DTYPES: Final = "fiu"
 """``dtype.kind`` of NumPy's real numbers: floats, signed and unsigned integers."""
-MAX_INTEGER_BITS: Final = 1024
-"""Maximum size of a whole number in an id or a field; larger ones are beyond every float64."""
+MAX_INTEGER_BITS: Final = 14_000
+"""Maximum size of a whole number in an id or a field. Python writes no more than 4,300 digits."""
+MAX_DECIMAL_DIGITS: Final = 4_000
+"""Maximum number of digits of a decimal that is an id."""
 MAX_HITS: Final = 10**9
 """Maximum of ``k``, ``offset`` and ``beam`` in a request."""
 
@@ -121,7 +123,7 @@ def _whole_number(value: Any) -> int | None:
     if isinstance(value, int | np.integer):
         return int(value) if int(value).bit_length() <= MAX_INTEGER_BITS else None
     if isinstance(value, Decimal):
-        is_readable = value.is_finite() and value.adjusted() <= MAX_INTEGER_BITS
+        is_readable = value.is_finite() and value.adjusted() < MAX_DECIMAL_DIGITS
     elif isinstance(value, float | np.floating):
         digits = 53 if isinstance(value, float) else np.finfo(type(value)).nmant + 1
         is_readable = math.isfinite(value) and abs(float(value)) < 2.0**digits

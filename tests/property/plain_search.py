@@ -119,7 +119,7 @@ def plain_score(
     distance in cosine, from .75 on, to nothing at 1. A query that is multiplied by ``scale`` notices them less.
     """
     product = math.fsum(float(one) * float(other) for one, other in zip(query, item, strict=True))
-    share = min(max((1 - product) / 0.3, 0.0), 1.0) ** 3
+    share = min(max((1 - product) / 0.25, 0.0), 1.0) ** 3
     return product - weight * share * (density_byte - 128) / 800 / scale
 
 

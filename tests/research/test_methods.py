@@ -111,7 +111,7 @@ def test_densities_fade_near_a_query_in_exact_search_and_in_beam_search(
     tables = model.ranker.tables()[model.ranker.spread.level]
     for query, hits in zip(items.numpy(), exact.hits, strict=True):
         products = vectors @ query
-        fading = np.clip((1 - products) / 0.3, 0, 1) ** 3
+        fading = np.clip((1 - products) / 0.25, 0, 1) ** 3
         scale = float(spread.scale((tables @ query)[None])[0])
         expected = np.sort(products - 0.5 * fading * densities / scale)[::-1]
         assert [hit.score for hit in hits] == pytest.approx(expected[: len(hits)], abs=1e-5)

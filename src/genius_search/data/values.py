@@ -59,7 +59,8 @@ def fields_to_json(fields: Mapping[Any, object] | None) -> tuple[str | None, lis
             continue
         if field.keys() & json_fields.keys():
             problems.append(f"its field {str(name)[:80]!r} is left out: another one has this name")
-        json_fields = field | json_fields
+        else:
+            json_fields |= field
     return (json.dumps(json_fields, ensure_ascii=False) if json_fields else None), problems
 
 

@@ -250,7 +250,7 @@ def test_hubness_is_taken_from_scores_by_codes_and_fused_embeddings_only(
             density, share = (of_ids[hit.codes] - 128) / 800, 1.0
             if rerank == "embeddings":
                 density = (int(of_items[0][made._snapshot.locate(name).row]) - 128) / 800
-                share = min(max((1 - hit.score) / 0.3, 0), 1) ** 3  # of a product near 1
+                share = min(max((1 - hit.score) / 0.25, 0), 1) ** 3  # of a product near 1
             cost = weight * share * density
             if abs(cost) > 1e-3:
                 units.setdefault(hit.modality, []).append(less / cost)
